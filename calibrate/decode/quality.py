@@ -291,9 +291,9 @@ def _decided(method: str, found: Sequence[Decoding]) -> dict[str, Any]:
     layers of a token."""
     if method == "bild":
         ended = Counter(commit.kind for each in found for commit in each.commits)
-        asked = Counter(read.kind for each in found for read in each.reads)
+        asked = Counter(read.question.kind for each in found for read in each.reads)
         low = _shared(found)["fallback_threshold"]
-        unsure = sum(read.answer < low for each in found for read in each.reads if read.kind == "confidence")
+        unsure = sum(read.answer < low for each in found for read in each.reads if read.question.kind == "confidence")
         return {
             **{f"commits_{kind}": ended[kind] for kind in ENDINGS}, "mean_layers": None,
             "fallback_rate": unsure / asked["confidence"] if asked["confidence"] else None,

@@ -352,7 +352,7 @@ class Real(Interpreter):
         if self.times is not None:
             self.times.reads += time.perf_counter() - begun
         if self.log is not None:
-            self.log.append(Answered(*question(step, step.output.step), found))
+            self.log.append(Answered(question(step, step.output.step), found))
         return found
 
     def _found(self, step: Read) -> Any:

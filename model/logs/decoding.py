@@ -41,19 +41,9 @@ class Question(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A read and its answer, as it was asked for during a run: the fields of `Question`, then the answer."""
+    """A read and its answer, as it was asked for during a run."""
 
-    kind: str
-    role: str
-    layer: int
-    position: int
-    text: int
-    token: int | None
-    at: int
-    tail: tuple[int, ...]
-    offset: int
-    width: int
-    hypotheses: tuple[tuple[int, float], ...]
+    question: Question
     answer: Any
 
 

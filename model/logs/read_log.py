@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, get_args, get_typ
 from model.base import checks, json_and_parquet, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.interpret.account import Account
-from model.logs.decoding import Answered, Decoding
+from model.logs.decoding import Answered, Decoding, Question
 from model.steps import Commit, Continuation, Read
 
 if TYPE_CHECKING:
@@ -169,13 +169,14 @@ class DecisionLog:
 
 
 def _row(each: Answered) -> dict[str, Any]:
-    found = {name: getattr(each, name) for name in ("kind", "role", "layer", "at", "position", "offset", "width", "token")}
-    found |= {"row": each.text, "tail": [*each.tail]}
-    if each.hypotheses:
-        found["hypotheses"] = [{"token": token, "score": score} for token, score in each.hypotheses]
-    if each.kind in NUMBERS:
+    asked = each.question
+    found = {name: getattr(asked, name) for name in ("kind", "role", "layer", "at", "position", "offset", "width", "token")}
+    found |= {"row": asked.text, "tail": [*asked.tail]}
+    if asked.hypotheses:
+        found["hypotheses"] = [{"token": token, "score": score} for token, score in asked.hypotheses]
+    if asked.kind in NUMBERS:
         return found | {"number": float(each.answer)}
-    if each.kind == "beams":
+    if asked.kind == "beams":
         return found | {name: [getattr(one, key) for one in each.answer] for name, key in _CONTINUATION}
     return found | {"tokens": each.answer if isinstance(each.answer, list) else [each.answer]}
 
@@ -192,10 +193,11 @@ def _answered(row: Mapping[str, Any]) -> Answered:
     else:
         answer = row["tokens"] if kind == "top" else row["tokens"][0]
     hypotheses = tuple((each["token"], each["score"]) for each in row["hypotheses"] or ())
-    return Answered(
+    asked = Question(
         kind, row["role"], row["layer"], row["position"], row["row"], row["token"], row["at"], tuple(row["tail"]), row["offset"],
-        row["width"], hypotheses, answer,
+        row["width"], hypotheses,
     )  # fmt: skip
+    return Answered(asked, answer)
 
 
 # --- files ---

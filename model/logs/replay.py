@@ -30,7 +30,7 @@ class Replayed:
 
     >>> from model.steps import Forward
     >>> step = Forward("target", (7,), 0, 0, 4, heads=1)
-    >>> world = Replayed([Answered(*question(Read("next", None), step), 9)])
+    >>> world = Replayed([Answered(question(Read("next", None), step), 9)])
     >>> world.read(Read("next", step)), world.left
     (9, 0)
     >>> world.read(Read("next", step))
@@ -43,7 +43,7 @@ class Replayed:
     def __init__(self, reads: Iterable[Answered]) -> None:
         self.answers: dict[Question, deque[Any]] = defaultdict(deque)
         for each in reads:
-            self.answers[Question(*each[:-1])].append(each.answer)
+            self.answers[each.question].append(each.answer)
         self.written: Sequence[int] = ()
         """What has been put out so far; an interpreter puts its own list here."""
         self.put_out: Mapping[int, Sequence[int]] = {}

@@ -226,8 +226,8 @@ def rates(decodings: Iterable[Decoding]) -> tuple[float, float]:
     for each in decodings:
         threshold = each.settings["fallback_threshold"]
         low = UNSURE if threshold is None else threshold
-        asked.update(read.kind for read in each.reads)
-        unsure += sum(read.answer < low for read in each.reads if read.kind == "confidence")
+        asked.update(read.question.kind for read in each.reads)
+        unsure += sum(read.answer < low for read in each.reads if read.question.kind == "confidence")
         back += sum(commit.kind == "rollback" for commit in each.commits)
     fallback = unsure / asked["confidence"] if asked["confidence"] else float("nan")
     return fallback, back / asked["distance"] if asked["distance"] else 0.0

@@ -109,7 +109,7 @@ def profile_of(role: str, layer: float = 1e-3, further: Sequence[dict[str, Any]]
 def by_hand(found: Decoding, profiles: dict[str, Profile]) -> float:
     """One unit: what its passes and its reads take, added up from the log."""
     total, looked = 0.0, None
-    for each in found.reads:
+    for each, _ in found.reads:
         new = (each.role, each.at, each.tail, each.layer) != looked
         if each.kind == "next" and new:
             looked = each.role, each.at, each.tail, each.layer

@@ -320,8 +320,8 @@ def test_bild_decides_by_the_thresholds() -> None:
     """Each fallback has a confidence below its threshold, each rollback a distance above its, and nothing that stays has."""
     log: list[Answered] = []
     work = run("llama", bild, bild.Parameters(LAYERS, 4, 0.2, 3.0, **SMALL), [3, 4, 5], 30, seed=1, log=log)
-    low = sum(each.kind == "confidence" and each.answer < 0.2 for each in log)
-    far = sum(each.kind == "distance" and each.answer > 3.0 for each in log)
+    low = sum(each.question.kind == "confidence" and each.answer < 0.2 for each in log)
+    far = sum(each.question.kind == "distance" and each.answer > 3.0 for each in log)
     assert (low, far) >= (1, 1)
     assert far == work.commits.count("rollback")
     assert low >= work.commits.count("fallback")
@@ -460,8 +460,8 @@ def test_forced_outcomes_are_read_of_tokens_that_the_models_have(module: Any, pa
     steps = module.decode(parameters, tuple(range(prompt)), tokens)
     written = Real(real_models.decoders("llama", "draft"), answers=world, log=log).run(steps, tokens).tokens
     assert written[-1] > real_models.VOCABULARY
-    assert any(each.token is not None and each.token < -real_models.VOCABULARY for each in log)
-    assert any(each.token is not None and each.token > real_models.VOCABULARY for each in log)
+    assert any(each.question.token is not None and each.question.token < -real_models.VOCABULARY for each in log)
+    assert any(each.question.token is not None and each.question.token > real_models.VOCABULARY for each in log)
 
 
 def test_drawn_texts_are_the_same_for_the_same_seed_and_others_for_another() -> None:

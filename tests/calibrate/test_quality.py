@@ -106,12 +106,12 @@ def test_rows_are_what_counting_by_hand_finds(
             kind: sum(commit.kind == kind for commit in commits) for kind in quality.ENDINGS
         }
         reads = [read for each in found for read in each.reads]
-        proposed = [read.answer for read in reads if read.kind == "confidence"]
+        proposed = [read.answer for read in reads if read.question.kind == "confidence"]
         assert row["fallback_rate"] == pytest.approx(np.mean([answer < table["fallback_threshold"] for answer in proposed]))
-        judged = sum(read.kind == "distance" for read in reads)
+        judged = sum(read.question.kind == "distance" for read in reads)
         assert row["rollback_rate"] == pytest.approx(sum(commit.kind == "rollback" for commit in commits) / judged)
     elif method == "early_exit":
-        left = [read.layer for each in found for read in each.reads if read.kind == "next"]
+        left = [read.question.layer for each in found for read in each.reads if read.question.kind == "next"]
         assert row["mean_layers"] == pytest.approx(np.mean(left))
     else:
         known = [skipdecode.Parameters(LAYERS, **real_decoding.scheduled(method, table, len(prompt), TOKENS)) for prompt in PROMPTS]

@@ -175,7 +175,7 @@ def test_rates_are_counted_from_what_was_read() -> None:
     some = decoded("bild", 400, {"fallback_rate": 0.3, "rollback_rate": 0.1})
     fallback, rollback = formula_validity.rates([some])
     # Five standard errors of the reads (a false alarm in 1.7 million seeds), and at most .1 and .06, which this seed keeps.
-    asked = Counter(each.kind for each in some.reads)
+    asked = Counter(each.question.kind for each in some.reads)
     assert fallback == pytest.approx(0.3, abs=min(0.1, 5 * (0.3 * 0.7 / asked["confidence"]) ** 0.5))
     assert rollback == pytest.approx(0.1, abs=min(0.06, 5 * (0.1 * 0.9 / asked["distance"]) ** 0.5))
     assert formula_validity.rates([some, some]) == (fallback, rollback)

@@ -70,7 +70,7 @@ class _Recorded:
     def read(self, step: Read) -> Any:
         self.world.written = self.written
         answer = self.world.read(step)
-        self.reads.append(Answered(*question(step, step.output), answer))
+        self.reads.append(Answered(question(step, step.output), answer))
         return answer
 
 
