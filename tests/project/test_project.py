@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,15 @@ def test_top_level_holds_what_it_should() -> None:
     found = {name.split("/")[0] for name in listed.stdout.splitlines()}
     assert found - ALLOWED == set(), "files that have no place at the top level"
     assert REQUIRED - found == set(), "missing at the top level"
+
+
+def test_no_two_files_have_one_name() -> None:
+    """But for the three of a method, whose folder says which."""
+    of_a_method = {"algorithm", "theory", "paths"}
+    names = Counter(
+        path.stem
+        for package in ("model", "sim", "calibrate", "figures")
+        for path in (ROOT / package).rglob("*.py")
+        if not path.stem.startswith("__") and not (path.stem in of_a_method and path.parent.parent.name == "methods")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
