@@ -118,7 +118,7 @@ def align(
         "while_training": {"losses": log["losses"], "held_out": log["held_out"]}, "seconds": log["seconds"],
     }  # fmt: skip
     model_directory.save(draft.model, draft.tokenizer, whole, folder)
-    written.unlink()
+    written.unlink(missing_ok=True)  # somebody may have tidied up meanwhile: the model is saved
     return model_directory.log_of(folder)
 
 
