@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from calibrate.interpreters.in_one_process import Sampling
     from calibrate.loading.load_models import Begun, Model
     from calibrate.loading.prompts import Prompt
+    from model.methods.method_parameters import MethodParameters
 
 _FROM = "A directory, OWNER/NAME of the hub, or of the family: family:target."
 
@@ -97,7 +98,7 @@ def _settings(method: str, pairs: Sequence[str], sample: bool) -> dict[str, Any]
     from model.base.checks import ParameterError
     from model.methods import registry
 
-    kind = registry.algorithm(method).Parameters
+    kind = registry.parameters(method)
     given: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -109,7 +110,7 @@ def _settings(method: str, pairs: Sequence[str], sample: bool) -> dict[str, Any]
     table = table_records.renamed(kind, given)
     table_records.refuse_unknown(kind, table, "method")
     if sample:
-        if not hasattr(kind, "sampled"):
+        if "sampled" not in kind.names():
             raise ParameterError(f"--sample is not used by method {method}, which takes the likeliest tokens; leave it out")
         if table.get("sampled") is False:
             raise ParameterError("--sample and --set sampled=false say opposite things; leave one out")
@@ -216,9 +217,9 @@ class _Run:
     @property
     def exact(self) -> bool:
         """Whether the method writes what the target alone would."""
-        return bool(getattr(self.parameters((0,)), "EXACT", False))
+        return self.parameters((0,)).exact
 
-    def parameters(self, prompt: Sequence[int]) -> Any:
+    def parameters(self, prompt: Sequence[int]) -> MethodParameters:
         """The method's parameters behind this prompt."""
         from calibrate.decode import real_decoding
 
@@ -267,6 +268,7 @@ class _Run:
         from calibrate.decode import real_decoding
         from calibrate.interpreters.in_one_process import Luck
         from calibrate.loading import load_models
+        from model.methods import registry
 
         load_models.read_source(self.models, begun.source)
         stop, luck = self.target.decoder.ends, Luck(self.seed, number)
@@ -277,7 +279,7 @@ class _Run:
         plainly = None
         if self.plain:
             plainly = real_decoding.decode(
-                "autoregressive", {"target": self.target.decoder}, begun.prompt, self.tokens,
+                registry.PLAIN, {"target": self.target.decoder}, begun.prompt, self.tokens,
                 {"sampled": self.sampling is not None},
                 sampling=self.sampling, luck=Luck(self.seed, number), stop=own.stop,
             )  # fmt: skip

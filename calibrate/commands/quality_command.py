@@ -71,7 +71,7 @@ def quality(
     from model.methods import registry
 
     work.check_lossy(method)
-    kind = registry.algorithm(method).Parameters
+    kind = registry.parameters(method)
     fixed, swept = {key: value[0] for key, value in given("set", set_)}, dict(given("sweep", sweep))
     settings = work.settings_of(table_records.renamed(kind, fixed), table_records.renamed(kind, swept))
     table_records.refuse_unknown(kind, settings[0], "method")

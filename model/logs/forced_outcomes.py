@@ -8,7 +8,6 @@ same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,8 @@ from numpy.typing import NDArray
 from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.world import STAYS, UNLIKELY, UNSURE, Draft, Lossy, World, together
-from model.methods import registry
 from model.methods.early_exit.theory import exit_pmf
+from model.methods.method_parameters import MethodParameters
 from model.outcomes import random_streams
 
 RATES = {
@@ -30,7 +29,7 @@ RATES = {
 """
 
 
-def needed(parameters: Any) -> tuple[str, ...]:
+def needed(parameters: MethodParameters) -> tuple[str, ...]:
     """The rates that a choice of a method must be given.
 
     >>> from model.methods.bild import algorithm as bild
@@ -40,16 +39,14 @@ def needed(parameters: Any) -> tuple[str, ...]:
     return tuple(rate for kind in _asked(parameters) for rate in RATES[kind])
 
 
-def _asked(parameters: Any) -> tuple[str, ...]:
-    kind = type(parameters)
-    found: tuple[str, ...] = kind.asked(vars(parameters)) if hasattr(kind, "asked") else kind.OUTCOMES
-    for each in found:
+def _asked(parameters: MethodParameters) -> tuple[str, ...]:
+    for each in parameters.outcomes:
         if each == "confidence" or each not in RATES:
             raise ParameterError(f"outcomes of kind {each} cannot be forced by rates; run this method on models that say something")
-    return found
+    return parameters.outcomes
 
 
-def check(method: str, parameters: Any, rates: Mapping[str, float]) -> None:
+def check(method: str, parameters: MethodParameters, rates: Mapping[str, float]) -> None:
     """Refuse rates that the method cannot have, and missing ones."""
     wanted = needed(parameters)
     for name, value in rates.items():
@@ -60,11 +57,13 @@ def check(method: str, parameters: Any, rates: Mapping[str, float]) -> None:
     for name in wanted:
         if name not in rates:
             raise ParameterError(f"{name} is required: outcomes of method {method} are forced; there is no default")
-    if "exit_rate" in wanted and getattr(parameters, "threshold", None) is not None:
+    if "exit_rate" in wanted and parameters.decides_by_threshold:
         raise ParameterError("threshold must be left out where exit_rate says who leaves, got both")
 
 
-def world(parameters: Any, prompt: int, tokens: int, rates: Mapping[str, float], *, seed: int = 0, replication: int = 0) -> World:
+def world(
+    parameters: MethodParameters, prompt: int, tokens: int, rates: Mapping[str, float], *, seed: int = 0, replication: int = 0
+) -> World:
     """A world for one decoding of `tokens` tokens behind a prompt of positions 0 to prompt - 1.
 
     >>> from model.methods.ppd import algorithm as ppd
@@ -87,8 +86,8 @@ def world(parameters: Any, prompt: int, tokens: int, rates: Mapping[str, float],
         taken_back = np.where(luck[1] < rates["rollback_rate"], UNLIKELY, STAYS)
         decisions = np.where(luck[0] < rates["fallback_rate"], UNSURE, taken_back)
         return Lossy(prompt, layers, decisions.tolist())
-    if "exit" in kinds or not (kinds or parameters.EXACT):
-        texts = getattr(parameters, "texts", 1)
+    if "exit" in kinds or not (kinds or parameters.exact):
+        texts = parameters.decoded_sequences
         depths = np.full((texts, tokens), layers)
         if "exit" in kinds:
             first = parameters.first_check
@@ -97,16 +96,16 @@ def world(parameters: Any, prompt: int, tokens: int, rates: Mapping[str, float],
             luck_of = drawn("exit", tokens * texts).reshape(tokens, texts).T
             depths = 1 + np.searchsorted(reached, luck_of, side="right").clip(0, layers - 1)
         return Lossy(prompt, layers, depths=depths.tolist())
-    if not registry.roles_of(parameters):
+    if not parameters.roles:
         matches = drawn("match", tokens) < rates["match_rate"] if "match" in kinds else np.zeros(tokens, dtype=bool)
-        which = 1 + (drawn("rank", tokens) * getattr(parameters, "candidates", 1)).astype(int)
+        which = 1 + (drawn("rank", tokens) * parameters.match_candidates).astype(int)
         return World(prompt, layers, (matches * which).tolist())
     drafts = [
         {
             role: Draft(of, _survivors(drawn(random_streams.of_text(kind, text), tokens) < rates[RATES[kind][0]]))
             for role, (of, kind) in parameters.IMITATES.items()
         }
-        for text in range(getattr(parameters, "texts", 1))
+        for text in range(parameters.decoded_sequences)
     ]
     return together([World(prompt, layers, drafts=each) for each in drafts])
 

@@ -110,7 +110,7 @@ class Replay:
             return self._matches().outcome(parameters, tokens)
         log = match_outcomes.log_of(self.log)
         match_outcomes.check_depth(log, parameters)
-        drawn, sampled = log.said.get("sampling") is not None, bool(getattr(parameters, "sampled", False))
+        drawn, sampled = log.said.get("sampling") is not None, bool(parameters.sampled)
         if drawn != sampled:
             texts, remedy = ("drawn", "set it to true") if drawn else ("greedy", "set it to false, or log with --sample")
             raise checks.ParameterError(f"sampled must be {str(drawn).lower()} with a log of {texts} texts; {remedy}")
@@ -136,9 +136,9 @@ class ByDraftPosition:
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point; the rate is that of the first place in a draft."""
-        if parameters.longest > len(self.acceptance_rates):
+        if parameters.longest_draft > len(self.acceptance_rates):
             raise checks.ParameterError(
-                f"acceptance_rates must have one rate for each of {parameters.longest} drafted tokens, got"
+                f"acceptance_rates must have one rate for each of {parameters.longest_draft} drafted tokens, got"
                 f" {len(self.acceptance_rates)}; give more rates or draft fewer tokens"
             )
         return Outcome(rounds.Rounds.by_draft_position(self.acceptance_rates), self.acceptance_rates[0], self.source)
@@ -162,7 +162,7 @@ class SharedRate:
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point."""
-        law = rounds.Rounds.shared_rate(self.acceptance_rate, self.concentration, parameters.longest)
+        law = rounds.Rounds.shared_rate(self.acceptance_rate, self.concentration, parameters.longest_draft)
         return Outcome(law, self.acceptance_rate, self.source)
 
 
@@ -198,16 +198,16 @@ class Rounds:
         """The law for one point. Its rate is accepted over tested tokens of all rounds, in drafts of the method's length."""
         records = self._lengths()
         if self.play == "log":
-            return self._log(records, parameters.longest, tokens)
+            return self._log(records, parameters.longest_draft, tokens)
         survivors = [[length - 1 for length in record[:tokens]] for record in records if len(record) >= tokens]
         if not survivors:
             longest = max(len(record) for record in records)
             raise checks.ParameterError(
                 f"no record covers {tokens} output positions, the longest has {longest}; take fewer tokens, or play = 'log'"
             )
-        rate, low, high = _rate(_frozen(records, tokens, tokens), parameters.longest)
+        rate, low, high = _rate(_frozen(records, tokens, tokens), parameters.longest_draft)
         source = f"{self.source}: {len(survivors)} of {len(records)} records"
-        note = _note(records, parameters.longest, tokens)
+        note = _note(records, parameters.longest_draft, tokens)
         # The rate has an interval, the law has no ends: there is no rate in a record that could be moved.
         return Outcome(rounds.ReplayRounds(survivors), rate, source, rate_low=low, rate_high=high, note=note)
 
@@ -368,7 +368,7 @@ class Published:
         row = table.lookup(task=self.task, **keys)
         rate, source = row["acceptance_rate"], f"published: {table.cite(row)}"
         if self.reading == "drafted":
-            rate = float(acceptance_from_drafted(rate, parameters.longest))
+            rate = float(acceptance_from_drafted(rate, parameters.longest_draft))
             source += ", read as accepted over drafted"
         return Outcome(outcome_laws.Iid(rate), rate, source, published_speedup=row["speedup"])
 

@@ -384,7 +384,7 @@ class Hazards:
                 f"hazards must be 0 before first_check={parameters.first_check}, where no token can leave, got"
                 f" {self.hazards[early[0]]:g} behind layer {early[0] + 1}"
             )
-        law = Depths(exit_pmf(self.hazards), parameters.texts)
+        law = Depths(exit_pmf(self.hazards), parameters.decoded_sequences)
         return Outcome(law, law.mean(tokens), self.source)
 
 
@@ -455,9 +455,9 @@ class Confidences:
         depths = {level: exits(seen, np.full(count, level), first=parameters.first_check) for level in needed}
         shares = {level: np.bincount(found, minlength=layers + 1)[1:] / count for level, found in depths.items()}
         levels = [parameters.needed(place) for place in range(tokens)]
-        law = Depths([shares[level] for level in levels], parameters.texts)
+        law = Depths([shares[level] for level in levels], parameters.decoded_sequences)
         outcome = Outcome(law, law.mean(tokens), f"{self.source}: {self.file or self.log}", trials=count)
-        if "agrees" not in record or parameters.texts > 1:
+        if "agrees" not in record or parameters.decoded_sequences > 1:
             return outcome
         picked = {level: float(record["agrees"][np.arange(count), found - 1].mean()) for level, found in depths.items()}
         agreement = float(np.mean([picked[level] for level in levels]))

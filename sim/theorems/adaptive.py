@@ -45,7 +45,7 @@ def accepted_and_rounds(x: Example) -> None:
     run = play(x)
     equal("accepted tokens and rounds", accepted(run) + rounds(run), len(x["accept"]))
     equal("text", run.tokens, [*range(1, len(x["accept"]) + 1)])
-    at_most("tokens of a draft", max(count for _, count in run.rounds), choice(x).longest)
+    at_most("tokens of a draft", max(count for _, count in run.rounds), choice(x).longest_draft)
 
 
 def nobody_beats_the_oracle(x: Example) -> None:
@@ -93,7 +93,7 @@ _COST = UnitCost(1, cost_ratio=_RATIO)
 def choice(x: Example) -> Parameters:
     """The parameters of an example's decoding."""
     given = Parameters(1, x["policy"], x["longest"], sampled=x.get("sampled", False), **x["options"])
-    return given.informed(_COST)
+    return given.with_costs(_COST)
 
 
 def play(x: Example, **changes: Any) -> Run:

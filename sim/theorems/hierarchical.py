@@ -69,7 +69,7 @@ def one_round(x: Example) -> None:
     """The first round of a decoding that goes on beyond it, all luck of it."""
     parameters = choice(x)
     # One token more than it can give, so that nothing is cut short.
-    every = [(chance, run.commits[0]) for chance, run in _all_runs(x, parameters.longest + 2)]
+    every = [(chance, run.commits[0]) for chance, run in _all_runs(x, parameters.longest_draft + 2)]
     gamma, reading = x["draft_length"], x["reading"]
     tokens = formulas.tokens_per_round(x["accept"], x["medium_accept"], gamma, reading=reading)
     equal("mean tokens of a round", float(tokens), math.fsum(chance * count for chance, (_, _, count) in every), CLOSE)
@@ -122,7 +122,7 @@ def cascade(x: Example) -> None:
 def choice(x: Example) -> Parameters:
     """The parameters of an example's decoding."""
     inner = x["inner_draft_length"] if x["reading"] == "recursive" else None
-    return Parameters(1, x["draft_length"], x["reading"], inner, x.get("sampled", False), x.get("placement", "together"))
+    return Parameters(1, x["draft_length"], x["reading"], inner, x.get("sampled", False), placement=x.get("placement", "together"))
 
 
 def cost(x: Example) -> UnitCost:

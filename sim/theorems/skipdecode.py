@@ -16,7 +16,6 @@ from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
 from model.interpret.interpreter import Cache
 from model.interpret.world import Lossy, World
-from model.methods import batching
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths as sampler
@@ -91,7 +90,7 @@ def last_token_has_the_least(x: Example) -> None:
 
 
 def layers_are_time(x: Example) -> None:
-    widths = [width for _, width in batching.columns(choice(x), _longest(x))]
+    widths = [width for _, width in choice(x).columns(_longest(x))]
     plain, mean = len(widths) * in_quarters(x).target_pass, counted(x).account.layer_passes / sum(widths)
     equal("speed", plain / play(x).latency, x["layers"] / mean, CLOSE)
 

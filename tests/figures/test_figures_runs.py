@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 import sim
 from figures import of_run, save
-from figures.common.naming import METHODS
 from figures.of_runs import (
     bild_rates,
     bild_thresholds,
@@ -28,6 +27,7 @@ from model import published
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.interpret.account import Account
+from model.methods import registry
 from model.methods.bild.threshold_decisions import synthetic
 from model.methods.skipdecode import theory as skipdecode
 from model.published import skipdecode_analysis
@@ -95,7 +95,7 @@ def test_lossy_methods_have_no_place_in_the_trade_off_and_one_in_the_comparison(
     for axes, x in zip(figure.axes, method_comparison.AXES, strict=True):
         drawn = lines(axes)
         for name in set(rows["method"]) - {"autoregressive"}:
-            series = [line for label, line in drawn.items() if label.startswith(METHODS[name])]
+            series = [line for label, line in drawn.items() if label.startswith(registry.label(name))]
             found = set().union(*(coordinates([line]) for line in series))
             assert found == set(last.filter(method=name).select(x, "speedup").rows())
 
@@ -107,7 +107,7 @@ def test_marks_of_lossy_methods_are_hollow_and_the_legend_says_so() -> None:
     assert set(exact.values()) == {True, False}
     for name, each in exact.items():
         if name != "autoregressive":
-            series = [line for label, line in lines(figure.axes[0]).items() if label.startswith(METHODS[name])]
+            series = [line for label, line in lines(figure.axes[0]).items() if label.startswith(registry.label(name))]
             assert {line.get_markerfacecolor() == "#ffffff" for line in series} == {not each}
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     marked = {text.partition(",")[0].removesuffix(" (lossy)") for text in told if text.endswith("(lossy)")}

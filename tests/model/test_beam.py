@@ -835,8 +835,8 @@ def test_limits_that_are_allowed() -> None:
     assert Parameters(10_000, 250, 1000, draft_layers=10_000).draft_width == 1000
     assert Parameters(1, 0, 7, draft_beams=1000).draft_width == 1000
     widest = Parameters(1, 0, 1000, rule="per-beam", arrangement="parallel")
-    assert (widest.units, widest.longest, widest.EXACT) == (1000, 0, False)
-    assert (Parameters(1, 3, 5).units, Parameters(1, 3, 5).longest, Parameters(1, 3, 5).EXACT) == (1, 3, True)
+    assert (widest.units, widest.longest_draft, widest.exact) == (1000, 0, False)
+    assert (Parameters(1, 3, 5).units, Parameters(1, 3, 5).longest_draft, Parameters(1, 3, 5).exact) == (1, 3, True)
     assert (Parameters(1, 3, 5).draft_layers, Parameters(1, 3, 5).draft_beams) == (1, None)
 
 

@@ -241,9 +241,9 @@ def test_what_no_choice_may_be(given_: dict[str, Any], message: str) -> None:
 
 def test_what_it_reserves() -> None:
     assert [Parameters(8, placement=name).units for name in ("together", "apart")] == [1, 2]
-    assert (Parameters(8).maximum_draft, Parameters(8, 5).longest, Parameters(8, 5).widest) == (10, 5, 6)
-    assert Parameters.roles({}) == ("draft",)
-    assert Parameters.roles({"exit_layer": 2}) == ()
+    assert (Parameters(8).maximum_draft, Parameters(8, 5).longest_draft, Parameters(8, 5).widest) == (10, 5, 6)
+    assert Parameters.roles_for({}) == ("draft",)
+    assert Parameters.roles_for({"exit_layer": 2}) == ()
     assert not Parameters.EXACT
     assert (Parameters.OUTCOMES, Parameters.COSTS) == (("decision",), ("verify_cost", "link", "early_head"))
 

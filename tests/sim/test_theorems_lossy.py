@@ -228,9 +228,9 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("skipdecode 30e", "one layer less", after(one_layer_less, skipdecode, "skipped")),
     ("skipdecode 28a", "no head in the formula", after(head_forgotten, skipping, "predict")),
     ("skipdecode 28a", "paths without warm-up", after(without_warm_up, skip_paths, "_run")),
-    ("skipdecode 28a", "last column forgotten", after(last_column_forgotten, batching, "columns")),
-    ("skipdecode 28b", "last column forgotten", after(last_column_forgotten, batching, "columns")),
-    ("skipdecode 28c", "each text alone", after(each_text_alone, batching, "texts")),
+    ("skipdecode 28a", "last column forgotten", after(last_column_forgotten, batching.StaticBatching, "columns")),
+    ("skipdecode 28b", "last column forgotten", after(last_column_forgotten, batching.StaticBatching, "columns")),
+    ("skipdecode 28c", "each text alone", after(each_text_alone, batching.StaticBatching, "batches")),
     ("early_exit 30h", "rising", after(lambda right, *args, **how: 1 - right(*args, **how), leaving, "decayed_threshold")),
     ("early_exit 30i", "one form lower", after(code_a_little_lower, leaving, "decayed_threshold")),
     ("early_exit 30k", "upside down", after(lambda right, seen, level: right(seen, 1 - level), leaving, "exits")),
@@ -240,7 +240,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("early_exit 30o", "filled for nothing", after(filled_for_nothing, early_exit, "_backfill")),
     ("early_exit 30p", "one more", after(one_more, finite_early_exit, "column_times")),
     ("early_exit 28a", "upside down", after(depths_upside_down, exit_paths, "decodings")),
-    ("early_exit 28b", "last column forgotten", after(last_column_forgotten, batching, "columns")),
+    ("early_exit 28b", "last column forgotten", after(last_column_forgotten, batching.StaticBatching, "columns")),
 ]  # fmt: skip
 
 
