@@ -19,15 +19,7 @@ from model.interpret.world import STAYS, UNLIKELY, UNSURE, Draft, Lossy, World, 
 from model.methods import registry
 from model.methods.early_exit.theory import exit_pmf
 from model.outcomes import random_streams
-
-RATES = {
-    "match": ("match_rate",), "accept": ("acceptance_rate",), "medium_accept": ("medium_acceptance_rate",), "confidence": (),
-    "decision": ("fallback_rate", "rollback_rate"), "exit": ("exit_rate",),
-}  # fmt: skip
-"""What says the law of each kind of outcome: each position succeeds with its chance, independently (assumed).
-
-`exit_rate` is the chance that a token leaves behind a layer that it has come to, from the first that is checked on.
-"""
+from model.outcomes.outcome_kinds import KINDS
 
 
 def needed(parameters: Any) -> tuple[str, ...]:
@@ -37,14 +29,14 @@ def needed(parameters: Any) -> tuple[str, ...]:
     >>> needed(bild.Parameters(24, 8))
     ('fallback_rate', 'rollback_rate')
     """
-    return tuple(rate for kind in _asked(parameters) for rate in RATES[kind])
+    return tuple(rate for kind in _asked(parameters) for rate in KINDS[kind].forced or ())
 
 
 def _asked(parameters: Any) -> tuple[str, ...]:
     kind = type(parameters)
     found: tuple[str, ...] = kind.asked(vars(parameters)) if hasattr(kind, "asked") else kind.OUTCOMES
     for each in found:
-        if each == "confidence" or each not in RATES:
+        if each not in KINDS or KINDS[each].forced is None:
             raise ParameterError(f"outcomes of kind {each} cannot be forced by rates; run this method on models that say something")
     return found
 
@@ -103,7 +95,7 @@ def world(parameters: Any, prompt: int, tokens: int, rates: Mapping[str, float],
         return World(prompt, layers, (matches * which).tolist())
     drafts = [
         {
-            role: Draft(of, _survivors(drawn(random_streams.of_text(kind, text), tokens) < rates[RATES[kind][0]]))
+            role: Draft(of, _survivors(drawn(random_streams.of_text(kind, text), tokens) < rates[KINDS[kind].rate]))
             for role, (of, kind) in parameters.IMITATES.items()
         }
         for text in range(getattr(parameters, "texts", 1))

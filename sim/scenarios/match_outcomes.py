@@ -315,10 +315,6 @@ class Published:
         return dataclasses.replace(outcome, published_speedup=plain / table.lookup(**keys)["latency_s"])
 
 
-RATES = {"match": "match_rate", "accept": "acceptance_rate", "medium_accept": "medium_acceptance_rate",
-         "confidence": "low_if_accepted", "decision": "fallback_rate", "exit": "mean_exit_layer"}  # fmt: skip
-"""The outcomes that methods ask for, and what their rates are called in tables."""
-
 KINDS: dict[str, type[Iid | Markov | ByPosition | Replay | Published]] = {
     "iid": Iid, "markov": Markov, "by-position": ByPosition, "replay": Replay, "published": Published,
 }  # fmt: skip

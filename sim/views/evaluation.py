@@ -29,12 +29,12 @@ from model.methods.rounds import Tally
 from model.methods.skipdecode import algorithm as skipdecode
 from model.outcomes import outcome_laws, random_streams
 from model.outcomes.intervals import wilson
+from model.outcomes.outcome_kinds import KINDS, any_lossy
 from model.outcomes.outcome_laws import Outcomes
 from model.steps import CacheError
 from sim.scenarios import cases, scenario_file
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
-from sim.scenarios.match_outcomes import RATES
 from sim.views import metrics
 from sim.views.metrics import Sums
 
@@ -45,10 +45,6 @@ EXPECTED = (ParameterError, CacheError)
 """What may be wrong at one point of a grid and not at the others."""
 ARRAY_AXES = ("scenario.tokens", "outcomes.match_rate", "method.layers", "method.exit_layer", "method.candidates")
 """Axes that closed forms take as arrays, where outcomes are independent and nothing takes time but layers."""
-
-
-BY_TILES = ("match", "confidence", "decision", "exit")
-"""Outcomes that are drawn whatever the method does; of drafted tokens it matters where their draft starts."""
 
 
 # --- formula -----------------------------------------------------------------------------------------------------------
@@ -276,7 +272,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     kinds = ", ".join(dict.fromkeys(outcome.kind for outcome in case.outcomes.values())) or None
     row |= {"outcomes": kinds, "data_set": table.get("data_set"), "head": table.get("head")}
     for name, outcome in case.outcomes.items():
-        rate = RATES[name]
+        rate = KINDS[name].rate
         row |= {
             rate: float(outcome.rate), f"{rate}_low": outcome.rate_low, f"{rate}_high": outcome.rate_high,
             f"{rate}_trials": outcome.trials, **outcome.also,
@@ -364,7 +360,7 @@ def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
     texts = getattr(case.parameters, "texts", 1)
 
     def play(name: str) -> Any:
-        if name in BY_TILES:
+        if not KINDS[name].drafted:
             return outcome_tiles(case, block, positions * texts, name)
         each = (drafts_of(case, block, positions, name, text) for text in range(texts))
         return each if texts > 1 else next(each)
@@ -422,7 +418,7 @@ def matches_of(case: Case, start: int, stop: int) -> list[list[int]]:
 def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
     """What models would say in replications [start, stop), which lie in one block."""
     layers, roles = case.parameters.layers, registry.roles_of(case.parameters)
-    if {"decision", "exit"} & {*case.outcomes} or not (roles or case.parameters.EXACT):
+    if any_lossy(case.outcomes) or not (roles or case.parameters.EXACT):
         yield from lossy_worlds(case, start, stop)
         return
     if not roles:

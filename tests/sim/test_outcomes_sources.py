@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from model.base.checks import ParameterError
-from sim.scenarios import cases
+from model.methods import registry
+from model.outcomes.outcome_kinds import KINDS
+from sim.scenarios import outcomes_section
 
 LEAST: dict[str, dict[str, Any]] = {
     "match: iid": {"match_rate": 0.5}, "match: markov": {"match_rate": 0.5, "correlation": 0.1},
@@ -26,7 +28,7 @@ LEAST: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", LEAST)
 def test_a_source_that_is_none_and_trials_that_are_none_are_refused(name: str) -> None:
     outcome, _, kind = name.partition(": ")
-    law: Any = cases.LAWS[outcome][kind]
+    law: Any = outcomes_section.LAWS[outcome][kind]
     for source in ("assumed", "measured", "published"):
         assert law(**LEAST[name], source=source).source.startswith(source)
     with pytest.raises(ParameterError, match="unknown source 'hearsay'; known: assumed, measured, published"):
@@ -35,3 +37,15 @@ def test_a_source_that_is_none_and_trials_that_are_none_are_refused(name: str) -
         assert law(**LEAST[name], trials=1).trials == 1
         with pytest.raises(ParameterError, match="trials must be at least 1, got 0"):
             law(**LEAST[name], trials=0)
+
+
+def test_kinds_of_outcomes_are_listed_once() -> None:
+    """Each has laws, a column of its own, and whoever asks for one asks for one that there is."""
+    assert [*outcomes_section.LAWS] == [*KINDS] == [kind.name for kind in KINDS.values()]
+    columns = [rate.column for kind in KINDS.values() for rate in kind.rates]
+    assert len({*columns}) == len(columns)
+    for name in registry.names():
+        parameters = registry.algorithm(name).Parameters
+        assert {*parameters.OUTCOMES} <= {*KINDS}, name
+        for of, kind in getattr(parameters, "IMITATES", {}).values():
+            assert KINDS[kind].drafted, (name, of)
