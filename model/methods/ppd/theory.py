@@ -448,8 +448,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     law's rate may be arrays that broadcast. Otherwise the stages are summed over the law, one decoding at a time.
     """
     if isinstance(law, Iid) and cost.plain and not (parameters.batched and cost.verify_cost is not None):
-        closed = _closed_form(parameters, tokens, law.match_rate)
-        given = (parameters.layers, parameters.exit_layer, parameters.candidates, tokens, law.match_rate)
+        closed = _closed_form(parameters, tokens, law.rate)
+        given = (parameters.layers, parameters.exit_layer, parameters.candidates, tokens, law.rate)
         lacking = np.isnan(closed.latency_variance).any() or np.isnan(closed.units_ratio).any()
         if not lacking or any(np.ndim(value) for value in given):
             return closed
