@@ -3,7 +3,8 @@
 Most are laws of output positions: a `Law` holds the distribution of the number of successes, its mean and variance, and the
 sampler, together, so that theory and simulation cannot drift apart. Drafts of several tokens may follow another kind, a law of
 rounds (`model.methods.rounds`): how many tokens survive if a draft starts here. Both tell a draft how many of its tokens survive,
-and are played with coins indexed by output position (`model.outcomes.random_streams`).
+and are played with coins indexed by output position (`model.outcomes.random_streams`). A law does not know what its rate is a rate
+of: whoever builds one may say by `name` what messages shall call it.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ class Iid(Chain):
     (86.8299, [0.25, 0.5, 0.25])
     """
 
-    def __init__(self, rate: ArrayLike) -> None:
-        self.rate = checks.array("rate", rate, 0, 1)
+    def __init__(self, rate: ArrayLike, *, name: str = "rate") -> None:
+        self.rate = checks.array(name, rate, 0, 1)
 
     def mean(self, positions: ArrayLike) -> Floats:
         return np.asarray(np.asarray(positions) * self.rate)
@@ -130,12 +131,10 @@ class ByPosition(Chain):
     [0.45, 0.5, 0.05]
     """
 
-    def __init__(self, rates: ArrayLike) -> None:
-        self.rates = checks.array("rates", rates, 0, 1)
+    def __init__(self, rates: ArrayLike, *, name: str = "rates") -> None:
+        self.rates, self.name = checks.array(name, rates, 0, 1), name
         if self.rates.ndim != 1 or not self.rates.size:
-            raise checks.ParameterError(
-                f"rates must be a list of rates, one for each output position, got {rates!r}"
-            )
+            raise checks.ParameterError(f"{name} must be a list of rates, one for each output position, got {rates!r}")
 
     def mean(self, positions: ArrayLike) -> Floats:
         return self._sums(self.rates, positions)
@@ -161,7 +160,7 @@ class ByPosition(Chain):
     def _cover(self, positions: int) -> None:
         if positions > len(self.rates):
             raise checks.ParameterError(
-                f"rates must have one rate for each of {positions} output positions, got {len(self.rates)};"
+                f"{self.name} must have one rate for each of {positions} output positions, got {len(self.rates)};"
                 " give more rates or fewer tokens"
             )
 
@@ -176,15 +175,15 @@ class Markov(Chain):
     True
     """
 
-    def __init__(self, rate: ArrayLike, correlation: ArrayLike) -> None:
-        self.rate = checks.array("rate", rate, 0, 1)
+    def __init__(self, rate: ArrayLike, correlation: ArrayLike, *, name: str = "rate") -> None:
+        self.rate = checks.array(name, rate, 0, 1)
         self.correlation = checks.array("correlation", correlation, -1, 1)
         self.after_failure = self.rate * (1 - self.correlation)
         self.after_success = self.rate + self.correlation * (1 - self.rate)
         # The bound itself is allowed, whichever way its rounding falls.
         if np.any(self.after_failure > 1 + 1e-12) or np.any(self.after_success < -1e-12):
             raise checks.ParameterError(
-                f"correlation must be at least -min(p/(1-p), (1-p)/p) of rate p={rate!r}, got {correlation!r}"
+                f"correlation must be at least -min(p/(1-p), (1-p)/p) of {name} p={rate!r}, got {correlation!r}"
             )
         self.after_failure, self.after_success = np.minimum(self.after_failure, 1.0), np.maximum(self.after_success, 0.0)
 
