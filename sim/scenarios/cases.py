@@ -25,7 +25,7 @@ from model.published import ppd_table_3_fit
 from sim.engine.cluster import Cluster
 from sim.scenarios import hardware_cost, outcomes_section
 from sim.scenarios.hardware_cost import HardwareCost, Priced
-from sim.scenarios.match_outcomes import Outcome
+from sim.scenarios.outcome_records import Outcome
 from sim.scenarios.scenario_file import OWN, SECTIONS, Tables, cost_of, method_tables
 
 VIEWS = ("formula", "paths", "events")

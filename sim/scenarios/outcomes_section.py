@@ -10,14 +10,16 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.base.table_records import build, refuse_unknown
 from model.outcomes.outcome_kinds import KINDS, kind_of
-from sim.scenarios import acceptance_outcomes, lossy_outcomes, match_outcomes
-from sim.scenarios.match_outcomes import Outcome
+from sim.scenarios import acceptance_outcomes, decision_outcomes, exit_outcomes, match_outcomes
+from sim.scenarios.outcome_records import LawRecord, Outcome
 
-LAWS: dict[str, Mapping[str, Any]] = {
+LAWS: dict[str, Mapping[str, type[LawRecord]]] = {
     "match": match_outcomes.KINDS, "accept": acceptance_outcomes.KINDS, "medium_accept": acceptance_outcomes.BY_POSITION,
-    "confidence": acceptance_outcomes.CONFIDENCE, "decision": lossy_outcomes.DECISIONS, "exit": lossy_outcomes.EXITS,
+    "confidence": acceptance_outcomes.CONFIDENCE, "decision": decision_outcomes.KINDS, "exit": exit_outcomes.KINDS,
 }  # fmt: skip
 """Records of laws by what `kind` calls them, for each kind of outcome (`model.outcomes.outcome_kinds`)."""
+RATES = frozenset(name for kinds in LAWS.values() for record in kinds.values() for name in record.RATES)
+"""The keys of these records that say how often, whose provenance goes where one of them is set anew."""
 
 
 def resolve(table: Any, where: str, method: str, wanted: Sequence[str], parameters: Any, tokens: int) -> dict[str, Outcome]:
@@ -53,12 +55,11 @@ def resolve(table: Any, where: str, method: str, wanted: Sequence[str], paramete
 def _law(table: Any, where: str, outcome: str, parameters: Any, tokens: int) -> Outcome:
     if not isinstance(table, Mapping):
         raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
-    kinds: Mapping[str, Any] = LAWS[outcome]
+    kinds = LAWS[outcome]
     if "kind" not in table:
         raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(kinds))}")
     checks.one_of(f"{where}.kind", table["kind"], kinds)
     own = {key: value for key, value in table.items() if key != "kind"}
     refuse_unknown(kinds[table["kind"]], own, where, f" (of {where}.kind {table['kind']!r}, for {kind_of(outcome).rate})")
-    laws = build(kinds[table["kind"]], own, where)
-    found: Outcome = laws.outcome(parameters, tokens)
-    return replace(found, kind=table["kind"])
+    record: LawRecord = build(kinds[table["kind"]], own, where)
+    return replace(record.outcome(parameters, tokens), kind=table["kind"])
