@@ -160,12 +160,12 @@ class RecordedRounds(LawRecord):
 
     def __post_init__(self) -> None:
         if (self.lengths is None) == (self.file is None):
-            raise checks.ParameterError("outcomes.kind 'rounds' takes either lengths or file, one of the two")
+            raise checks.TableError("outcomes", ".kind 'rounds' takes either lengths or file, one of the two")
         for name in ("file", "drafter"):
             if not isinstance(getattr(self, name), str | None):
                 raise checks.ParameterError(f"{name} must be a text in quotes, got {checks.shown(getattr(self, name))}")
         if self.drafter is not None and self.file is None:
-            raise checks.ParameterError("outcomes.drafter names a column of a file of JSON lines; leave it out without a file")
+            raise checks.TableError("outcomes", ".drafter names a column of a file of JSON lines; leave it out without a file")
         checks.one_of("play", self.play, PLAYS)
         check_provenance(None, self.source)
         self._lengths()

@@ -123,7 +123,7 @@ class DecisionsAtThresholds(LawRecord):
 
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.file, self.sureness, self.log)) != 1:
-            raise checks.ParameterError("outcomes.kind 'thresholds' takes a file, a log or sureness, one of the three")
+            raise checks.TableError("outcomes", ".kind 'thresholds' takes a file, a log or sureness, one of the three")
         check_file(self.file)
         if self.sureness is not None:
             checks.number("sureness", self.sureness, 0)

@@ -9,7 +9,7 @@ import numpy as np
 
 from model import published
 from model.base import checks
-from model.base.checks import ParameterError
+from model.base.checks import ParameterError, TableError
 from model.logs import position_log
 from model.logs.position_log import PositionLog
 from model.outcomes import outcome_laws
@@ -117,21 +117,22 @@ class PublishedMatches(LawRecord):
             value = getattr(self, key)
             if value is None and key in table.keys:
                 known = ", ".join(sorted({str(row[key]) for row in table.rows}))
-                raise ParameterError(f"outcomes.{key} is required by {self.table}: one of {known}")
+                raise TableError("outcomes", f".{key} is required by {self.table}: one of {known}")
             if value is not None and key not in table.keys:
-                raise ParameterError(f"outcomes.{key} is not a key of {self.table}; its keys: {', '.join(table.keys)}")
+                raise TableError("outcomes", f".{key} is not a key of {self.table}; its keys: {', '.join(table.keys)}")
             if value is not None:
                 checks.one_of(key, value, sorted({str(row[key]) for row in table.rows}))
         if not isinstance(self.by_position, bool | None):
             raise ParameterError(f"by_position must be true or false, got {self.by_position!r}")
         binned = "first" in table.keys
         if binned and self.by_position is None:
-            raise ParameterError(
-                f"outcomes.by_position is required by {self.table}, which has bins of output positions: true gives each position"
-                " the rate of its bin, false all of them the printed total"
+            raise TableError(
+                "outcomes",
+                f".by_position is required by {self.table}, which has bins of output positions: true gives each position"
+                " the rate of its bin, false all of them the printed total",
             )
         if self.by_position and not binned and self.table != "ppd-table-2":
-            raise ParameterError("outcomes.by_position picks its table by data_set; leave outcomes.table out")
+            raise TableError("outcomes", ".by_position picks its table by data_set; leave outcomes.table out")
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point."""

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from model.base import bounded_files, checks
+from model.base.checks import TableError
 from model.logs import position_log
 from model.logs.position_log import PositionLog
 from model.outcomes import outcome_laws
@@ -154,7 +155,7 @@ class RecordedOutcomes(LawRecord):
 
     def __post_init__(self) -> None:
         if sum(each is not None for each in (self.records, self.file, self.log)) != 1:
-            raise checks.ParameterError("outcomes.kind 'replay' takes records, a file or a log, one of the three")
+            raise TableError("outcomes", ".kind 'replay' takes records, a file or a log, one of the three")
         check_file(self.file)
         check_provenance(None, self.source)
         if self.log is None:
@@ -267,7 +268,7 @@ def agreeing(outcome: Outcome, agreement: float, source: str, whose: str) -> Out
 def one_source(file: Any, log: Any) -> None:
     """Refuse records that come from nowhere, or from two places."""
     if (file is None) == (log is None):
-        raise checks.ParameterError("outcomes must come from a file or from a log, one of the two")
+        raise TableError("outcomes", " must come from a file or from a log, one of the two")
     check_file(file)
 
 
