@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.interpret.world import STAYS, UNLIKELY, UNSURE, Draft, Lossy, World, together
-from model.methods import registry
+from model.interpret.world import STAYS, UNLIKELY, UNSURE, World
 from model.methods.early_exit.theory import exit_pmf
+from model.methods.worlds import world_of
 from model.outcomes import random_streams
-from model.outcomes.outcome_kinds import KINDS
+from model.outcomes.outcome_kinds import KINDS, OutcomeKind
 
 
 def needed(parameters: Any) -> tuple[str, ...]:
@@ -67,40 +67,28 @@ def world(parameters: Any, prompt: int, tokens: int, rates: Mapping[str, float],
     """
     checks.whole("seed", seed, 0)
     checks.whole("replication", replication, 0)
-    layers, kinds = parameters.layers, _asked(parameters)
+    layers, sequences = parameters.layers, getattr(parameters, "texts", 1)
 
     def drawn(purpose: str, positions: int) -> NDArray[np.float64]:
         block, column = divmod(replication, random_streams.BLOCK)
         tiles = [tile[:, column].copy() for tile in random_streams.tiles(seed, purpose, block, positions)]
         return np.concatenate(tiles) if tiles else np.empty(0)
 
-    if "decision" in kinds:
-        luck = drawn("decision", tokens), drawn("rollback", tokens)
-        taken_back = np.where(luck[1] < rates["rollback_rate"], UNLIKELY, STAYS)
-        decisions = np.where(luck[0] < rates["fallback_rate"], UNSURE, taken_back)
-        return Lossy(prompt, layers, decisions.tolist())
-    if "exit" in kinds or not (kinds or parameters.EXACT):
-        texts = getattr(parameters, "texts", 1)
-        depths = np.full((texts, tokens), layers)
-        if "exit" in kinds:
-            first = parameters.first_check
-            hazards = np.where(np.arange(1, layers + 1) >= first, rates["exit_rate"], 0.0)
-            reached = np.cumsum(exit_pmf(hazards))
-            luck_of = drawn("exit", tokens * texts).reshape(tokens, texts).T
-            depths = 1 + np.searchsorted(reached, luck_of, side="right").clip(0, layers - 1)
-        return Lossy(prompt, layers, depths=depths.tolist())
-    if not registry.roles_of(parameters):
-        matches = drawn("match", tokens) < rates["match_rate"] if "match" in kinds else np.zeros(tokens, dtype=bool)
-        which = 1 + (drawn("rank", tokens) * getattr(parameters, "candidates", 1)).astype(int)
-        return World(prompt, layers, (matches * which).tolist())
-    drafts = [
-        {
-            role: Draft(of, _survivors(drawn(random_streams.of_text(kind, text), tokens) < rates[KINDS[kind].rate]))
-            for role, (of, kind) in parameters.IMITATES.items()
-        }
-        for text in range(getattr(parameters, "texts", 1))
-    ]
-    return together([World(prompt, layers, drafts=each) for each in drafts])
+    def outcomes(kind: OutcomeKind) -> Any:
+        if kind.drafted:
+            purposes = [random_streams.of_text(kind.name, text) for text in range(sequences)]
+            return [_survivors(drawn(purpose, tokens) < rates[kind.rate]) for purpose in purposes]
+        if kind.name == "match":
+            which = 1 + (drawn("rank", tokens) * getattr(parameters, "candidates", 1)).astype(int)
+            return ((drawn("match", tokens) < rates["match_rate"]) * which).tolist()
+        if kind.name == "decision":
+            falls, taken = drawn("decision", tokens) < rates["fallback_rate"], drawn("rollback", tokens) < rates["rollback_rate"]
+            return np.where(falls, UNSURE, np.where(taken, UNLIKELY, STAYS)).tolist()
+        hazards = np.where(np.arange(1, layers + 1) >= parameters.first_check, rates["exit_rate"], 0.0)
+        luck = drawn("exit", kind.positions(tokens, sequences)).reshape(tokens, sequences).T
+        return (1 + np.searchsorted(np.cumsum(exit_pmf(hazards)), luck, side="right").clip(0, layers - 1)).tolist()
+
+    return world_of(parameters, prompt, {kind: outcomes(KINDS[kind]) for kind in _asked(parameters)})
 
 
 def _survivors(right: NDArray[np.bool_]) -> list[int]:

@@ -38,6 +38,10 @@ class OutcomeKind:
         position, whatever the method does.
     lossy
         Whether methods that ask for it put out other tokens than the target would.
+    of_last
+        Whether there is one of the last token.
+    of_sequences
+        Whether there is one for each sequence of a batch at every position.
     """
 
     name: str
@@ -45,11 +49,17 @@ class OutcomeKind:
     forced: tuple[str, ...] | None
     drafted: bool = False
     lossy: bool = False
+    of_last: bool = True
+    of_sequences: bool = False
 
     @property
     def rate(self) -> str:
         """The column of its first rate."""
         return self.rates[0].column
+
+    def positions(self, tokens: int, sequences: int) -> int:
+        """How many are drawn for a decoding of so many tokens of so many sequences, position by position."""
+        return (tokens if self.of_last else tokens - 1) * (sequences if self.of_sequences else 1)
 
 
 _ALL = (
@@ -59,10 +69,10 @@ _ALL = (
     OutcomeKind("confidence", (RateColumn("low_if_accepted"), RateColumn("low_if_rejected")), None),
     OutcomeKind(
         "decision", (RateColumn("fallback_rate", "fallback"), RateColumn("rollback_rate", "rollback")),
-        ("fallback_rate", "rollback_rate"), lossy=True,
+        ("fallback_rate", "rollback_rate"), lossy=True, of_last=False,
     ),
     # exit_rate is the chance that a token leaves behind a layer that it has come to, from the first that is checked on.
-    OutcomeKind("exit", (RateColumn("mean_exit_layer", "exit"),), ("exit_rate",), lossy=True),
+    OutcomeKind("exit", (RateColumn("mean_exit_layer", "exit"),), ("exit_rate",), lossy=True, of_sequences=True),
 )  # fmt: skip
 KINDS = {kind.name: kind for kind in _ALL}
 """All kinds, by their names."""

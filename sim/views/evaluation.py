@@ -21,15 +21,16 @@ from model.base import strict_json
 from model.base.checks import ParameterError
 from model.costs.layer_times import RATIOS, UnitCost
 from model.interpret.account import Account, bill
-from model.interpret.world import Draft, Lossy, World, together
+from model.interpret.world import World
 from model.methods import demand, registry
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.prediction import Prediction
 from model.methods.rounds import Tally
 from model.methods.skipdecode import algorithm as skipdecode
+from model.methods.worlds import world_of
 from model.outcomes import outcome_laws, random_streams
 from model.outcomes.intervals import wilson
-from model.outcomes.outcome_kinds import KINDS, any_lossy
+from model.outcomes.outcome_kinds import KINDS
 from model.outcomes.outcome_laws import Outcomes
 from model.steps import CacheError
 from sim.scenarios import cases, scenario_file
@@ -417,41 +418,24 @@ def matches_of(case: Case, start: int, stop: int) -> list[list[int]]:
 
 def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
     """What models would say in replications [start, stop), which lie in one block."""
-    layers, roles = case.parameters.layers, registry.roles_of(case.parameters)
-    if any_lossy(case.outcomes) or not (roles or case.parameters.EXACT):
-        yield from lossy_worlds(case, start, stop)
-        return
-    if not roles:
-        yield from (World(1, layers, matches) for matches in matches_of(case, start, stop))
-        return
-    block, tokens = start // random_streams.BLOCK, case.settings.tokens
-    own = slice(start - block * random_streams.BLOCK, stop - block * random_streams.BLOCK)
-    imitates, texts = case.parameters.IMITATES, getattr(case.parameters, "texts", 1)
-    survivors = [
-        {role: survivors_of(case, block, tokens, name, text, own).T.tolist() for role, (_, name) in imitates.items()}
-        for text in range(texts)
-    ]
-    doubts = [tile[:, own].copy() for tile in outcome_tiles(case, block, tokens, "confidence")]
-    unsure = np.concatenate(doubts).T.tolist() if doubts else [()] * (stop - start)
+    drawn = {name: _drawn(case, name, start, stop) for name in case.outcomes}
     for index in range(stop - start):
-        drafts = [{role: Draft(of, each[role][index]) for role, (of, _) in imitates.items()} for each in survivors]
-        yield together([World(1, layers, drafts=each, doubts=unsure[index]) for each in drafts])
+        yield world_of(case.parameters, 1, {name: outcomes[index] for name, outcomes in drawn.items()})
 
 
-def lossy_worlds(case: Case, start: int, stop: int) -> Iterator[Lossy]:
-    """The same of methods whose text is not the target's."""
-    block, layers = start // random_streams.BLOCK, case.parameters.layers
+def _drawn(case: Case, name: str, start: int, stop: int) -> list[Any]:
+    """The outcomes of one kind in each replication, as `world_of` takes them."""
+    if name == "match":
+        return matches_of(case, start, stop)
+    kind, block, sequences = KINDS[name], start // random_streams.BLOCK, getattr(case.parameters, "texts", 1)
     own = slice(start - block * random_streams.BLOCK, stop - block * random_streams.BLOCK)
-    texts = getattr(case.parameters, "texts", 1)
-    found: dict[str, Any] = dict.fromkeys(("decision", "exit"))
-    for name in found:
-        positions = case.settings.tokens * texts if name == "exit" else case.settings.tokens - 1
-        rows = [tile[:, own].copy() for tile in outcome_tiles(case, block, positions, name)]
-        found[name] = np.concatenate(rows) if rows else None
-    for index in range(stop - start):
-        decisions = () if found["decision"] is None else found["decision"][:, index].tolist()
-        depths = () if found["exit"] is None else found["exit"][:, index].reshape(-1, texts).T.tolist()
-        yield Lossy(1, layers, decisions, depths)
+    if kind.drafted:
+        survivors = (survivors_of(case, block, case.settings.tokens, name, text, own) for text in range(sequences))
+        return [*zip(*(each.T.tolist() for each in survivors), strict=True)]
+    positions = kind.positions(case.settings.tokens, sequences)
+    rows = [tile[:, own].copy() for tile in outcome_tiles(case, block, positions, name)]
+    found = np.concatenate(rows).T if rows else np.empty((stop - start, 0))
+    return [each.reshape(-1, sequences).T.tolist() if kind.of_sequences else each.tolist() for each in found]
 
 
 def simulate(case: Case, world: World, *, record: bool = False) -> Any:
