@@ -15,8 +15,8 @@ def world_of(parameters: Any, prompt: int, outcomes: Mapping[str, Any]) -> World
 
     `outcomes` has what was drawn of each kind (`model.outcomes.outcome_kinds`) that the method asks for, by output position: of
     `match` which of the early candidates is right, 0 for none; of kinds that are drafted how many tokens survive if a draft starts
-    there, a list for each sequence; of `confidence` the doubts of `World`; of `decision` what becomes of the small model's token; of
-    `exit` how many layers a token needs, a list for each sequence.
+    there, a list for each sequence; of `confidence` the doubts of `World`; of `decision` what becomes of the small model's token;
+    of `exit` how many layers a token needs, a list for each sequence.
 
     >>> from model.methods.ppd.algorithm import Parameters
     >>> world_of(Parameters(layers=8, exit_layer=4, candidates=2), 1, {"match": [2, 0]}).matches

@@ -180,7 +180,8 @@ def describing(frame: pl.DataFrame) -> list[str]:
         aside -= {"exact"}
     if "occupancy" in frame.columns and not frame.select((pl.col("occupancy") < 1).any()).item():
         aside |= {"occupancy"}
-    more = ("rollback_rate", "agreement", "published_speedup")
+    further = (rate.column for kind in KINDS.values() for rate in kind.rates[1:] if rate.word)
+    more = (*further, "agreement", "published_speedup")
     rates = [name for name in (*_RATES, *more) if name in frame.columns and (name in _RATES or frame[name].count())]
     telling = [name for name in frame.columns if name not in {*aside, *rates} and frame[name].n_unique() > 1]
     return [*(telling or ["method"]), *rates]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from model.base import checks
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf, exits
-from sim.scenarios.outcome_files import json_of
+from sim.scenarios.outcome_files import json_of, read_once
 from sim.scenarios.outcome_records import (
     LawRecord,
     Outcome,
@@ -88,33 +88,8 @@ class RecordedConfidences(LawRecord):
             agrees[:, -1] = True  # what is put out is the last layer's, drawn or not
             return {"confidence": log.sureness(measure), "agrees": agrees.astype(np.float64)}
         assert self.file is not None
-        found = json_of(self.file, "confidences")
-        if not isinstance(found, dict) or "confidence" not in found:
-            about = "a record is an object that has confidence, and may have agrees"
-            raise checks.ParameterError(f"column confidence is missing in {self.file!r}; {about}")
-        unknown = [name for name in found if name not in ("confidence", "agrees")]
-        if unknown:
-            raise checks.ParameterError(f"{checks.unknown('column', unknown[0], ('confidence', 'agrees'))} (of {self.file!r})")
-        try:
-            tables = {name: self._table(name, rows) for name, rows in found.items()}
-            if "agrees" in tables:
-                _check_agrees(tables["agrees"], tables["confidence"].shape)
-        except checks.ParameterError as error:
-            raise checks.ParameterError(f"{error} (of the record {self.file!r})") from None
-        return tables
-
-    def _table(self, name: str, rows: Any) -> Floats:
-        form = "a list for each token of one number for each layer"
-        if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
-            raise checks.ParameterError(f"{name} must be {form}, got {checks.shown(rows)}")
-        for number, row in enumerate(rows, start=1):
-            if len(row) != len(rows[0]):
-                raise checks.ParameterError(f"{name} must be {form}, {len(rows[0])} of them, got {len(row)} in row {number}")
-            for value in row:
-                fits = isinstance(value, int | float) and (name == "agrees" or not isinstance(value, bool))
-                if not fits or not 0 <= value <= 1:
-                    raise checks.ParameterError(f"{name} must be between 0 and 1, got {checks.shown(value)} in row {number}")
-        return np.array(rows, dtype=np.float64)
+        found: dict[str, Floats] = read_once(_record_of, self.file, self.source)
+        return found
 
     def outcome(self, parameters: Any, tokens: int) -> Outcome:
         """The law for one point: at each place the depths of all recorded tokens, equally likely."""
@@ -136,6 +111,37 @@ class RecordedConfidences(LawRecord):
         picked = {level: float(record["agrees"][np.arange(count), found - 1].mean()) for level, found in depths.items()}
         agreement = float(np.mean([picked[level] for level in levels]))
         return agreeing(outcome, agreement, f"{self.source}: {self.file or self.log}", "last layer")
+
+
+def _record_of(file: str, _: str) -> dict[str, Floats]:
+    found = json_of(file, "confidences")
+    if not isinstance(found, dict) or "confidence" not in found:
+        about = "a record is an object that has confidence, and may have agrees"
+        raise checks.ParameterError(f"column confidence is missing in {file!r}; {about}")
+    unknown = [name for name in found if name not in ("confidence", "agrees")]
+    if unknown:
+        raise checks.ParameterError(f"{checks.unknown('column', unknown[0], ('confidence', 'agrees'))} (of {file!r})")
+    try:
+        tables = {name: _table(name, rows) for name, rows in found.items()}
+        if "agrees" in tables:
+            _check_agrees(tables["agrees"], tables["confidence"].shape)
+    except checks.ParameterError as error:
+        raise checks.ParameterError(f"{error} (of the record {file!r})") from None
+    return tables
+
+
+def _table(name: str, rows: Any) -> Floats:
+    form = "a list for each token of one number for each layer"
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
+        raise checks.ParameterError(f"{name} must be {form}, got {checks.shown(rows)}")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(rows[0]):
+            raise checks.ParameterError(f"{name} must be {form}, {len(rows[0])} of them, got {len(row)} in row {number}")
+        for value in row:
+            fits = isinstance(value, int | float) and (name == "agrees" or not isinstance(value, bool))
+            if not fits or not 0 <= value <= 1:
+                raise checks.ParameterError(f"{name} must be between 0 and 1, got {checks.shown(value)} in row {number}")
+    return np.array(rows, dtype=np.float64)
 
 
 def _check_agrees(agrees: Floats, shape: tuple[int, ...]) -> None:
