@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from model.base.checks import ParameterError
 from model.methods import registry
 from model.outcomes.outcome_kinds import KINDS
+from sim.runs import sweep
 from sim.scenarios import outcomes_section
 
 LEAST: dict[str, dict[str, Any]] = {
@@ -49,3 +51,33 @@ def test_kinds_of_outcomes_are_listed_once() -> None:
         assert {*parameters.OUTCOMES} <= {*KINDS}, name
         for of, kind in getattr(parameters, "IMITATES", {}).values():
             assert KINDS[kind].drafted, (name, of)
+
+
+RATED = [name for name in LEAST if any("rate" in key or "low" in key or key == "hazards" for key in LEAST[name])]
+
+
+@pytest.mark.parametrize("name", RATED)
+def test_a_rate_has_one_name(name: str) -> None:
+    """That of its key: in its messages, and where it is set anew, by which what was measured of another rate goes."""
+    outcome, _, kind = name.partition(": ")
+    record, given = outcomes_section.LAWS[outcome][kind], LEAST[name]
+    assert {key for key in given if "rate" in key or "low" in key or key == "hazards"} == {*record.RATES} <= {*given}
+    for key in record.RATES:
+        several = isinstance(given[key], tuple)
+        with pytest.raises(ParameterError) as caught:
+            record(**{**given, key: (1.5,) if several else 1.5})
+        assert str(caught.value) == f"{key}{'[0]' * several} must be between 0 and 1, got 1.5"
+        if several:
+            with pytest.raises(ParameterError, match=f"^{key} must be a list .*, got \\[\\]$"):
+                record(**{**given, key: ()})
+        tables = {"scenario": {}, "method": [], "outcomes": {outcome: {"kind": kind, **given, "source": "measured"}}}
+        asked = sweep.resolve(tables, set={f"outcomes.{outcome}.{key}": given[key]})
+        assert "source" not in asked["outcomes"][outcome]
+
+
+@pytest.mark.parametrize("name", [name for name in RATED if name.endswith("by-position")])
+def test_too_few_rates_are_called_by_their_key(name: str) -> None:
+    outcome, _, kind = name.partition(": ")
+    record = outcomes_section.LAWS[outcome][kind]
+    with pytest.raises(ParameterError, match=f"^{record.RATES[0]} must have one rate for each of 2 output positions, got 1; give"):
+        record(**LEAST[name]).outcome(SimpleNamespace(fallback_threshold=None, rollback_threshold=None), 2)
