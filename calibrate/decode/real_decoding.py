@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from calibrate.decoders.adapter import Decoder
+from calibrate.devices.device_failures import failure_of
 from calibrate.interpreters.in_one_process import Answers, Luck, Real, Sampling, Times
 from calibrate.untested_on_gpu import cuda_graphs
 from model.base import checks, table_records
@@ -96,7 +97,7 @@ def decode(
         work = real.run(steps, whole)
         settle(models)
     except RuntimeError as error:
-        if "out of memory" not in str(error):
+        if not failure_of(error).memory:
             raise
         needed = f"a prompt of {len(text)} tokens and {tokens} more"
         raise ParameterError(f"the device has too little memory for {needed}; take fewer, or --device cpu") from None
@@ -106,9 +107,8 @@ def decode(
         raise ParameterError(f"mode must be eager for method {method}, which {why[0]} with these parameters, got cuda-graph")
     if spans is not None and over is not None:
         spans += plain(real.spans, real.begun)
-    said = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}
     return Decoding(
-        method, said, text, tokens, tuple(work.committed), work.account, ends, seconds, tuple(reads)
+        method, parameters.table(), text, tokens, tuple(work.committed), work.account, ends, seconds, tuple(reads)
     )  # fmt: skip
 
 

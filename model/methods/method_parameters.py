@@ -101,6 +101,10 @@ class MethodParameters:
         """Names of the parameters."""
         return tuple(field.name for field in fields(cls))
 
+    def table(self) -> dict[str, Any]:
+        """The parameters by name."""
+        return {name: vars(self)[name] for name in self.names()}
+
     # --- Asked of a table, before it is known to be valid ---
 
     @classmethod

@@ -16,8 +16,10 @@ from model.hardware import devices, profile
 from model.hardware.devices import DEVICES, Device
 from model.hardware.profile import Profile
 from model.methods import method_parameters, registry
-from sim.scenarios import cases, match_outcomes, scenario_file
+from model.outcomes.outcome_kinds import kind_of
+from sim.scenarios import cases, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
+from sim.scenarios.outcomes_section import LAWS
 
 LISTS = ("costs", "devices", "methods", "outcomes", "profiles", "published", "scenarios", "shapes")
 
@@ -135,9 +137,7 @@ def _method(name: str) -> str:
     module = registry.algorithm(name)
     kind = module.Parameters
     parts = [inspect.getdoc(module) or "", f'[[method]]\nname = "{name}"\n\n{inspect.getdoc(kind)}\n\n{_fields(kind)}']
-    laws = {
-        outcome: f"{match_outcomes.RATES[outcome]}; kinds {', '.join(sorted(cases.LAWS[outcome]))}" for outcome in kind.OUTCOMES
-    }
+    laws = {outcome: f"{kind_of(outcome).rate}; kinds {', '.join(sorted(LAWS[outcome]))}" for outcome in kind.OUTCOMES}
     perhaps = ", where its parameters ask for it" if "outcomes_for" in vars(kind) else ""
     asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
     parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: it asks for none")
@@ -162,7 +162,7 @@ def _method(name: str) -> str:
 
 
 def _laws() -> dict[str, Any]:
-    return {f"{name}: {kind}": law for name, kinds in cases.LAWS.items() for kind, law in kinds.items()}
+    return {f"{name}: {kind}": law for name, kinds in LAWS.items() for kind, law in kinds.items()}
 
 
 def _fields(kind: Any) -> str:

@@ -24,16 +24,12 @@ from model.methods.demand import Demand
 from model.methods.method_parameters import MethodParameters
 from model.published import ppd_table_3_fit
 from sim.engine.cluster import Cluster
-from sim.scenarios import acceptance_outcomes, hardware_cost, lossy_outcomes, match_outcomes
+from sim.scenarios import hardware_cost, outcomes_section
 from sim.scenarios.hardware_cost import HardwareCost, Priced
-from sim.scenarios.match_outcomes import Outcome
+from sim.scenarios.outcome_records import Outcome
 from sim.scenarios.scenario_file import OWN, SECTIONS, Tables, cost_of, method_tables
 
 VIEWS = ("formula", "paths", "events")
-LAWS = {"match": match_outcomes.KINDS, "accept": acceptance_outcomes.KINDS, "medium_accept": acceptance_outcomes.BY_POSITION,
-        "confidence": acceptance_outcomes.CONFIDENCE, "decision": lossy_outcomes.DECISIONS,
-        "exit": lossy_outcomes.EXITS}  # fmt: skip
-"""Kinds of laws, by the outcome that methods ask for."""
 SHAPES_OF = {"target": "shape", "draft": "draft_shape", "medium": "medium_shape"}
 """What says the shape of a model, by its role."""
 MAX_REPLICATIONS = 1_000_000_000
@@ -398,7 +394,7 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
         model = model.of_batch(parameters.full_batch, widest)
     machine = build(Machine, tables.get("cluster", {}), "cluster")
     laws = tables.get("outcomes") if own["outcomes"] is None else own["outcomes"]
-    found = _outcomes(laws, where["outcomes"], name, parameters, settings.tokens)
+    found = outcomes_section.resolve(laws, where["outcomes"], name, parameters, settings.tokens)
     cluster = machine.cluster(parameters.units)
     parameters = parameters.with_costs(model)
     if priced is not None:
@@ -489,7 +485,7 @@ def _refuse_unused(tables: Tables, chosen: list[Tables], used: Sequence[frozense
     if isinstance(table, Mapping) and "kind" not in table:
         wanted = {name for kind, own in shared for name in kind.outcomes_for(own)}
         for name in table:
-            if name in LAWS and name not in wanted:
+            if name in outcomes_section.LAWS and name not in wanted:
                 raise ParameterError(f"[outcomes.{name}] is used by no method of this scenario; leave it out")
     asking = [table for kind, table in zip(kinds, chosen, strict=True) if kind.outcomes_for(table)]
     if table is not None and not asking:
@@ -525,48 +521,3 @@ def _refuse_unused_cost(where: str, table: Any, of: Sequence[tuple[type[MethodPa
 def gated() -> frozenset[str]:
     """The costs that not every method looks at, without the _s of those in seconds."""
     return frozenset(method_parameters.COSTS).union(*method_parameters.COSTS_OF.values())
-
-
-def _outcomes(table: Any, where: str, name: str, parameters: MethodParameters, tokens: int) -> dict[str, match_outcomes.Outcome]:
-    wanted = parameters.outcomes
-    if table is None:
-        if wanted:
-            raise ParameterError(
-                f"method {name} needs [outcomes] ({', '.join(wanted)}), and the scenario has none; `sim ls outcomes` lists"
-                " their kinds"
-            )
-        return {}
-    if not isinstance(table, Mapping):
-        raise ParameterError(f"[{where}] must be a table, got {table!r}")
-    one = "kind" in table
-    if not one and not {*table} & {*LAWS} and not any(isinstance(value, Mapping) for value in table.values()):
-        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(LAWS[(*wanted, 'match')[0]]))}")
-    unknown = [] if one else [key for key in table if key not in LAWS]
-    if unknown:
-        raise ParameterError(f"unknown key {where}.{unknown[0]}; {checks.nearest(unknown[0], LAWS)}")
-    missing = [key for key in wanted if not one and key not in table]
-    if missing or (one and len(wanted) > 1):
-        tables_ = " and ".join(f"[{where}.{key}]" for key in wanted)
-        raise ParameterError(f"method {name} needs {tables_}" + (f", and [{where}.{missing[0]}] is missing" if missing else ""))
-    if one and not wanted:
-        # Nobody looks at it; it must be sound all the same, as one of the laws that there are.
-        checks.one_of(f"{where}.kind", table["kind"], {kind for kinds in LAWS.values() for kind in kinds})
-        return {}
-    return {key: _law(table if one else table[key], where if one else f"{where}.{key}", key, parameters, tokens) for key in wanted}
-
-
-def _law(table: Any, where: str, outcome: str, parameters: MethodParameters, tokens: int) -> match_outcomes.Outcome:
-    if not isinstance(table, Mapping):
-        raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
-    kinds: Mapping[str, Any] = LAWS[outcome]
-    if "kind" not in table:
-        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(kinds))}")
-    checks.one_of(f"{where}.kind", table["kind"], kinds)
-    try:
-        laws = build(kinds[table["kind"]], {key: value for key, value in table.items() if key != "kind"}, where)
-    except ParameterError as error:
-        if "unknown key" not in str(error):
-            raise
-        raise ParameterError(f"{error} (of {where}.kind {table['kind']!r}, for {match_outcomes.RATES[outcome]})") from None
-    found: match_outcomes.Outcome = laws.outcome(parameters, tokens)
-    return replace(found, kind=table["kind"])

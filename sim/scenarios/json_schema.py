@@ -8,8 +8,8 @@ from pydantic import TypeAdapter
 
 from model.methods import registry
 from sim.scenarios import cases
-from sim.scenarios.cases import LAWS
 from sim.scenarios.hardware_cost import HardwareCost
+from sim.scenarios.outcomes_section import LAWS
 
 
 def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any]:

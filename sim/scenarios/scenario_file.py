@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import resources
@@ -133,10 +134,10 @@ def _file_axes(tables: Mapping[str, Any]) -> list[tuple[list[Any], int]]:
 
 def _plainly(error: ValueError, text: str) -> str:
     """A parser's message in words for readers who have never seen its sources, with a line in every case."""
+    if not isinstance(error, tomllib.TOMLDecodeError | ParameterError):
+        return "a number has too many digits"
     about = str(error).replace("end of document", f"the end, line {len(text.splitlines())}")
-    if "overwrite" in about or "twice" in about:
-        return f"{about}: a key or a table is given a second time"
-    return "a number has too many digits" if "digits" in about else about
+    return f"{about}: a key or a table is given a second time" if "overwrite" in about or "twice" in about else about
 
 
 def _reason(error: Exception) -> str:

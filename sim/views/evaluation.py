@@ -21,18 +21,19 @@ from model.base import strict_json
 from model.base.checks import ParameterError
 from model.costs.layer_times import RATIOS, UnitCost
 from model.interpret.account import Account, bill
-from model.interpret.world import Draft, Lossy, World, together
+from model.interpret.world import World
 from model.methods import registry
 from model.methods.prediction import Prediction
 from model.methods.rounds import Tally
+from model.methods.worlds import world_of
 from model.outcomes import outcome_laws, random_streams
 from model.outcomes.intervals import wilson
+from model.outcomes.outcome_kinds import KINDS
 from model.outcomes.outcome_laws import Outcomes
 from model.steps import CacheError
 from sim.scenarios import cases, scenario_file
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
-from sim.scenarios.match_outcomes import RATES
 from sim.views import metrics
 from sim.views.metrics import Sums
 
@@ -43,10 +44,6 @@ EXPECTED = (ParameterError, CacheError)
 """What may be wrong at one point of a grid and not at the others."""
 ARRAY_AXES = ("scenario.tokens", "outcomes.match_rate", "method.layers", "method.exit_layer", "method.candidates")
 """Axes that closed forms take as arrays, where outcomes are independent and nothing takes time but layers."""
-
-
-BY_TILES = ("match", "confidence", "decision", "exit")
-"""Outcomes that are drawn whatever the method does; of drafted tokens it matters where their draft starts."""
 
 
 # --- formula -----------------------------------------------------------------------------------------------------------
@@ -258,7 +255,7 @@ def _gather(values: Any, index: Any) -> Any:
 def described(grid: Grid, point: int, case: Case) -> Row:
     """The columns that say what a point is."""
     row: Row = {"point": point, "method": case.method}
-    row |= {field.name: _cell(getattr(case.parameters, field.name)) for field in fields(case.parameters)}
+    row |= {name: _cell(value) for name, value in case.parameters.table().items()}
     row["tokens"] = case.settings.tokens
     own = scenario_file.method_tables(grid.base)[grid.indices(point)[0]].get("outcomes")
     table = (grid.base.get("outcomes", {}) if own is None else own) | {
@@ -267,7 +264,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     kinds = ", ".join(dict.fromkeys(outcome.kind for outcome in case.outcomes.values())) or None
     row |= {"outcomes": kinds, "data_set": table.get("data_set"), "head": table.get("head")}
     for name, outcome in case.outcomes.items():
-        rate = RATES[name]
+        rate = KINDS[name].rate
         row |= {
             rate: float(outcome.rate), f"{rate}_low": outcome.rate_low, f"{rate}_high": outcome.rate_high,
             f"{rate}_trials": outcome.trials, **outcome.also,
@@ -355,7 +352,7 @@ def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
     texts = case.parameters.decoded_sequences
 
     def play(name: str) -> Any:
-        if name in BY_TILES:
+        if not KINDS[name].drafted:
             return outcome_tiles(case, block, positions * texts, name)
         each = (drafts_of(case, block, positions, name, text) for text in range(texts))
         return each if texts > 1 else next(each)
@@ -412,41 +409,24 @@ def matches_of(case: Case, start: int, stop: int) -> list[list[int]]:
 
 def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
     """What models would say in replications [start, stop), which lie in one block."""
-    layers, roles = case.parameters.layers, case.parameters.roles
-    if {"decision", "exit"} & {*case.outcomes} or not (roles or case.parameters.exact):
-        yield from lossy_worlds(case, start, stop)
-        return
-    if not roles:
-        yield from (World(1, layers, matches) for matches in matches_of(case, start, stop))
-        return
-    block, tokens = start // random_streams.BLOCK, case.settings.tokens
-    own = slice(start - block * random_streams.BLOCK, stop - block * random_streams.BLOCK)
-    imitates, texts = case.parameters.IMITATES, case.parameters.decoded_sequences
-    survivors = [
-        {role: survivors_of(case, block, tokens, name, text, own).T.tolist() for role, (_, name) in imitates.items()}
-        for text in range(texts)
-    ]
-    doubts = [tile[:, own].copy() for tile in outcome_tiles(case, block, tokens, "confidence")]
-    unsure = np.concatenate(doubts).T.tolist() if doubts else [()] * (stop - start)
+    drawn = {name: _drawn(case, name, start, stop) for name in case.outcomes}
     for index in range(stop - start):
-        drafts = [{role: Draft(of, each[role][index]) for role, (of, _) in imitates.items()} for each in survivors]
-        yield together([World(1, layers, drafts=each, doubts=unsure[index]) for each in drafts])
+        yield world_of(case.parameters, 1, {name: outcomes[index] for name, outcomes in drawn.items()})
 
 
-def lossy_worlds(case: Case, start: int, stop: int) -> Iterator[Lossy]:
-    """The same of methods whose text is not the target's."""
-    block, layers = start // random_streams.BLOCK, case.parameters.layers
+def _drawn(case: Case, name: str, start: int, stop: int) -> list[Any]:
+    """The outcomes of one kind in each replication, as `world_of` takes them."""
+    if name == "match":
+        return matches_of(case, start, stop)
+    kind, block, sequences = KINDS[name], start // random_streams.BLOCK, case.parameters.decoded_sequences
     own = slice(start - block * random_streams.BLOCK, stop - block * random_streams.BLOCK)
-    texts = case.parameters.decoded_sequences
-    found: dict[str, Any] = dict.fromkeys(("decision", "exit"))
-    for name in found:
-        positions = case.settings.tokens * texts if name == "exit" else case.settings.tokens - 1
-        rows = [tile[:, own].copy() for tile in outcome_tiles(case, block, positions, name)]
-        found[name] = np.concatenate(rows) if rows else None
-    for index in range(stop - start):
-        decisions = () if found["decision"] is None else found["decision"][:, index].tolist()
-        depths = () if found["exit"] is None else found["exit"][:, index].reshape(-1, texts).T.tolist()
-        yield Lossy(1, layers, decisions, depths)
+    if kind.drafted:
+        survivors = (survivors_of(case, block, case.settings.tokens, name, text, own) for text in range(sequences))
+        return [*zip(*(each.T.tolist() for each in survivors), strict=True)]
+    positions = kind.positions(case.settings.tokens, sequences)
+    rows = [tile[:, own].copy() for tile in outcome_tiles(case, block, positions, name)]
+    found = np.concatenate(rows).T if rows else np.empty((stop - start, 0))
+    return [each.reshape(-1, sequences).T.tolist() if kind.of_sequences else each.tolist() for each in found]
 
 
 def simulate(case: Case, world: World, *, record: bool = False) -> Any:

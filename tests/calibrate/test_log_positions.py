@@ -30,7 +30,7 @@ from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import dependent_acceptance, rates_from_logs
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
-from sim.scenarios import lossy_outcomes
+from sim.scenarios import exit_outcomes
 from tests.support import real_models
 from tests.support.real_models import DEPTHS, VOCABULARY
 from tests.support.tiers import examples
@@ -629,7 +629,7 @@ def test_what_the_last_layer_says_is_what_was_written(tmp_path: Path) -> None:
     position_log.save(log, tmp_path / "log.json")
     drawn = log.table["rank_common"].to_numpy() == 1
     assert not drawn[:, -1].all()
-    agrees = lossy_outcomes.Confidences(log=str(tmp_path / "log.json")).record("softmax")["agrees"]
+    agrees = exit_outcomes.RecordedConfidences(log=str(tmp_path / "log.json")).record("softmax")["agrees"]
     assert agrees[:, -1].all()
     assert (agrees[:, :-1] == drawn[:, :-1]).all()
 
@@ -724,10 +724,10 @@ def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     log = made()
     position_log.save(log, "log.json")
-    found = match_outcomes.Replay(log="log.json", head="common").outcome(ppd.Parameters(LAYERS, 3, 2), 8)
+    found = match_outcomes.RecordedMatches(log="log.json", head="common").outcome(ppd.Parameters(LAYERS, 3, 2), 8)
     assert found.rate == pytest.approx(np.stack(log.matches(3, 2))[:, :8].mean())
     assert found.source == "measured: 6 of 6 texts of log.json"
-    drafts = acceptance_outcomes.Replay(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
+    drafts = acceptance_outcomes.RecordedAcceptance(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
     assert drafts.rate == pytest.approx(np.stack(log.agreements())[:, :8].mean())
 
 

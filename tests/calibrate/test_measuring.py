@@ -21,6 +21,7 @@ import pytest
 
 from calibrate.decode import log_positions as logging
 from calibrate.devices import machine
+from calibrate.devices.device_failures import failure_of
 from calibrate.family import model_directory
 from calibrate.timing import single_pass, timing_grid, transfers
 from calibrate.timing.single_pass import Effort
@@ -837,11 +838,13 @@ def test_errors_are_told_in_a_line_and_a_device_may_be_lost_with_them(monkeypatc
             "out of memory: x: can't allocate memory", False), RuntimeError(""): ("RuntimeError: ", False),
         torch.OutOfMemoryError("CUDA error"): ("out of memory: CUDA error", False),
         RuntimeError("CUDA error: gone"): ("RuntimeError: CUDA error: gone", True),
+        torch.AcceleratorError("CUDA error: out of memory"): ("out of memory: CUDA error: out of memory", False),
         ValueError("y" * 300): (f"ValueError: {'y' * 200}", False),
         torch.AcceleratorError("gone"): ("AcceleratorError: gone", True),
     }  # fmt: skip
     for error, expected in said.items():
-        assert timing_grid.told(error) == expected
+        assert failure_of(error).memory is expected[0].startswith("out of memory")
+        assert (failure_of(error).line, failure_of(error).lost) == expected
     emptied: list[int] = []
 
     def empty() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from calibrate.commands import decode_command, decode_report, log_command
@@ -706,7 +707,7 @@ def test_parameters_are_read_as_they_are_given_once_each() -> None:
 
 def test_memory_that_a_device_lacks_is_said_and_other_errors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = {"target": real_models.decoders("llama")["target"]}
-    happens: list[RuntimeError] = [RuntimeError("CUDA out of memory. Tried to"), RuntimeError("a defect")]
+    happens: list[RuntimeError] = [torch.OutOfMemoryError("CUDA out of memory. Tried to"), RuntimeError("a defect")]
 
     def run(*_: Any) -> None:
         raise happens.pop(0)

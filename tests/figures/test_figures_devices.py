@@ -73,7 +73,8 @@ def test_every_choice_stands_at_its_device(compared: pl.DataFrame) -> None:
         assert np.array(ends[f"inputs {name}"]) == pytest.approx(np.array(bounds))
         assert name in texts(figure)
     said = texts(figure)
-    for word in ("assumed efficiencies of published peaks", "Predictive Pipelined Decoding published", "speculative decoding assumed"):
+    rates = ("Predictive Pipelined Decoding published", "speculative decoding assumed")
+    for word in ("assumed efficiencies of published peaks", *rates):
         assert word in said
     assert inside(figure)
 
@@ -411,7 +412,8 @@ def test_choices_on_devices_fit_up_to_their_bounds() -> None:
     for row, varied, said in (
         (plain, set(), "plain decoding, 1 device"),
         (plain | {"held_units": 2.0, "ways": 2}, set(), "tensor parallelism, 2 devices"),
-        (plain | {"method": "ppd", "candidates": 3, "exit_layer": 5}, {"candidates"}, "Predictive Pipelined Decoding, k = 3, 1 device"),
+        (plain | {"method": "ppd", "candidates": 3, "exit_layer": 5}, {"candidates"},
+         "Predictive Pipelined Decoding, k = 3, 1 device"),
         (plain | {"method": "skipdecode", "max_layers": 20, "min_layers": 8, "sequences": 4, "batching": None},
          {"min_layers", "max_layers", "sequences", "batching"}, "SkipDecode, 20 layers at first, 8 at last, batch of 4, 1 device"),
         (plain | {"method": "x", "acceptance_rate": 0.5, "ways": 2, "held_units": 6}, {"acceptance_rate"},

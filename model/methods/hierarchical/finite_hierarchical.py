@@ -233,4 +233,4 @@ def _starts(large: Chances, gamma: int, tokens: int) -> Floats:
 
 def _from(law: Chain, start: int, count: int) -> Chain:
     """The law of the positions from `start` on."""
-    return ByPosition(law.match_rates[start : start + count]) if isinstance(law, ByPosition) else law
+    return ByPosition(law.rates[start : start + count], name=law.name) if isinstance(law, ByPosition) else law
