@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _GAMMAS = "1,2,3,5,7"
 _CANDIDATES = "1,3,5"
-_BINS = 4
 
 
 def register(app: typer.Typer) -> None:
