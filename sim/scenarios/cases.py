@@ -22,6 +22,7 @@ from model.costs.width_curve import WidthCurve
 from model.methods import batching, demand, registry
 from model.methods.demand import Demand
 from model.published import ppd_table_3_fit
+from model.published.paper_notes import NOTES
 from sim.engine.cluster import Cluster
 from sim.scenarios import acceptance_outcomes, hardware_cost, lossy_outcomes, match_outcomes
 from sim.scenarios.hardware_cost import HardwareCost, Priced
@@ -58,7 +59,10 @@ _FITTED = ("layer_times", "early_head", "final_head", "dispatch", "dispatch_per_
 
 @dataclass(frozen=True)
 class Settings:
-    """[scenario]: what is decoded, how often, and in which views. `event_replications` defaults to `replications`."""
+    """[scenario]: what is decoded, how often, and in which views. `event_replications` defaults to `replications`.
+
+    `notes` name analyses of papers' tables that the report adds where the run replays their points.
+    """
 
     name: str
     tokens: int
@@ -67,6 +71,7 @@ class Settings:
     seed: int = 0
     views: tuple[str, ...] = VIEWS
     description: str = ""
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("name", "description"):
@@ -81,6 +86,10 @@ class Settings:
             checks.whole("event_replications", self.event_replications, 1, MAX_REPLICATIONS)
         checks.whole("seed", self.seed, 0, 2**63 - 1)
         _check_views(self.views)
+        if not isinstance(self.notes, tuple):
+            raise ParameterError(f"notes must be a list of some of {', '.join(NOTES)}, got {checks.shown(self.notes)}")
+        for note in self.notes:
+            checks.one_of("note", note, NOTES)
 
 
 def _check_views(views: Any) -> None:

@@ -251,7 +251,7 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
     kinds: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
     if "anyOf" in schema and not any(fits(value, each) for each in schema["anyOf"]):
         return False
-    if "const" in schema and value != schema["const"]:
+    if ("const" in schema and value != schema["const"]) or ("enum" in schema and value not in schema["enum"]):
         return False
     kind = schema.get("type")
     if kind == "null":
@@ -284,6 +284,8 @@ def test_the_schema_takes_what_the_loader_takes() -> None:
         ("scenario", "tokens", "3", "tokens must be a whole number, got '3'"),
         ("method", "exit_layer", 20.5, "exit_layer must be a whole number, got 20.5"),
         ("method", "name", "pdd", "unknown method 'pdd'"),
+        ("scenario", "notes", ["deck-table-3"], "unknown note 'deck-table-3'"),
+        ("scenario", "views", ["formulas"], "unknown view 'formulas'"),
         ("outcomes", "kind", "idd", "unknown .*'idd'"),
         ("outcomes", "match_rate", 0.5, "match_rate"),  # of another kind of outcomes
         ("cost", "early_heads", 1, "early_heads"),
