@@ -13,7 +13,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-import typer
 from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
@@ -195,9 +194,9 @@ def test_an_error_of_the_system_is_one_line(error: OSError, said: str, capsys: p
     def command() -> None:
         raise error
 
-    with pytest.raises(typer.Exit) as stopped:
+    with pytest.raises(SystemExit) as stopped:
         guarded(command)()
-    assert stopped.value.exit_code == 2
+    assert stopped.value.code == 2
     assert capsys.readouterr() == ("", f"error: {said}\n")
 
 
