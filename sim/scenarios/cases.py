@@ -23,6 +23,7 @@ from model.methods import method_parameters, registry
 from model.methods.demand import Demand
 from model.methods.method_parameters import MethodParameters
 from model.published import ppd_table_3_fit
+from model.published.paper_notes import NOTES
 from sim.engine.cluster import Cluster
 from sim.scenarios import hardware_cost, outcomes_section
 from sim.scenarios.hardware_cost import HardwareCost, Priced
@@ -55,7 +56,10 @@ _FITTED = ("layer_times", "early_head", "final_head", "dispatch", "dispatch_per_
 
 @dataclass(frozen=True)
 class Settings:
-    """[scenario]: what is decoded, how often, and in which views. `event_replications` defaults to `replications`."""
+    """[scenario]: what is decoded, how often, and in which views. `event_replications` defaults to `replications`.
+
+    `notes` name analyses of papers' tables that the report adds where the run replays their points.
+    """
 
     name: str
     tokens: int
@@ -64,6 +68,7 @@ class Settings:
     seed: int = 0
     views: tuple[str, ...] = VIEWS
     description: str = ""
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("name", "description"):
@@ -78,6 +83,10 @@ class Settings:
             checks.whole("event_replications", self.event_replications, 1, MAX_REPLICATIONS)
         checks.whole("seed", self.seed, 0, 2**63 - 1)
         _check_views(self.views)
+        if not isinstance(self.notes, tuple):
+            raise ParameterError(f"notes must be a list of some of {', '.join(NOTES)}, got {checks.shown(self.notes)}")
+        for note in self.notes:
+            checks.one_of("note", note, NOTES)
 
 
 def _check_views(views: Any) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import PROMPT, accepted, always, digits, model, rounds
 from sim.theorems.output_law import Texts, distance, law_of_text, likeliest_text, own_law
 from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.theorem import Example, Theorem, equal
+from sim.theorems.theorem import Collected, Example, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -37,9 +36,60 @@ if TYPE_CHECKING:
 _LOSSLESS = READINGS[1:]
 
 
+theorem = Collected("hierarchical")
+
+
+# --- What they are tried on ---
+
+
+def _shapes(most: int = 4, readings: tuple[str, ...] = READINGS) -> dict[str, SearchStrategy[Any]]:
+    from hypothesis import strategies as st
+
+    quarters = whole(0, 4).map(lambda number: number / 4)
+    return {
+        "reading": st.sampled_from(readings), "draft_length": whole(1, most), "inner_draft_length": whole(0, 3),
+        "cost_ratio": quarters, "medium_cost_ratio": quarters,
+    }  # fmt: skip
+
+
+def _decodings() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def decoding(draw: DrawFn) -> Example:
+        tokens = draw(whole(1, 9))
+        example: Example = {name: [bool(bit) for bit in digits(draw, tokens, 1)] for name in _RATES}
+        example |= {"placement": draw(st.sampled_from(("together", "apart"))), "link": draw(whole(0, 2)) / 4}
+        return example | {name: draw(strategy) for name, strategy in _shapes().items()}
+
+    return decoding()
+
+
+def _rated(most: int = 2, tokens: int = 0) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    more = {"tokens": whole(1, tokens)} if tokens else {}
+    return st.fixed_dictionaries({**_shapes(most), "accept": rates(), "medium_accept": rates(), **more})
+
+
+def _models(readings: tuple[str, ...], sampled: bool) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def models(draw: DrawFn) -> Example:
+        example: Example = {role: [digits(draw, 2, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
+                            for role in ("target", "medium", "draft")}  # fmt: skip
+        example |= {name: draw(strategy) for name, strategy in _shapes(2, readings).items()}
+        return example | {"tokens": draw(whole(1, 3)), "sampled": sampled}
+
+    return models()
+
+
 # --- 16: what a decoding takes ---
 
 
+@theorem("16a", "Simulator and paths agree on every path, exactly, in every reading, together and apart.", source="one algorithm",
+         given=_decodings)
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["accept"])
     given = {name: always(x[name][:-1]) for name in ("accept", "medium_accept")}
@@ -49,12 +99,16 @@ def events_are_paths(x: Example) -> None:
     equal("rounds", int(tally.rounds[0]), rounds(run))
 
 
+@theorem("16b", "Accepted tokens and rounds add up to l, and the text is the large model's own.", source="a round gives one more",
+         given=_decodings)
 def accepted_and_rounds(x: Example) -> None:
     run = play(x)
     equal("accepted tokens and rounds", accepted(run) + rounds(run), len(x["accept"]))
     equal("text", run.tokens, [*range(1, len(x["accept"]) + 1)])
 
 
+@theorem("16c", "Mean latency, compute and rounds are those over all luck.", source="[Deck], exactly so many tokens",
+         given=lambda: _rated(tokens=4))
 def mean_over_all_luck(x: Example) -> None:
     n = x["tokens"]
     prediction = formulas.predict(choice(x), n, {name: Iid(x[name]) for name in _RATES}, cost(x))
@@ -65,6 +119,8 @@ def mean_over_all_luck(x: Example) -> None:
     equal("mean rounds", float(np.asarray(prediction.rounds)), math.fsum(chance * rounds(run) for chance, run in every), CLOSE)
 
 
+@theorem("16d", "A round has the mean tokens and the mean cost that each reading says.", source="[Deck], in four readings",
+         given=_rated)
 def one_round(x: Example) -> None:
     """The first round of a decoding that goes on beyond it, all luck of it."""
     parameters = choice(x)
@@ -80,6 +136,8 @@ def one_round(x: Example) -> None:
     equal("mean cost of a round", float(price), math.fsum(chance * time for chance, (time, *_) in every), CLOSE)
 
 
+@theorem("16e", "With a small model that is free and always right a round costs 1 + c_M, and 1 + c_M ceil(gamma / (inner + 1)).",
+         source="limits of the cost of a round", given=lambda: _rated(8))
 def limits(x: Example) -> None:
     gamma, medium, inner = x["draft_length"], x["medium_cost_ratio"], x["inner_draft_length"]
     reuse = formulas.cost_per_round(1, gamma, 0, medium, reading="reuse")
@@ -88,6 +146,8 @@ def limits(x: Example) -> None:
     equal("the same in the recursion", float(inside), 1 + medium * math.ceil(gamma / (inner + 1)), CLOSE)
 
 
+@theorem("16f", "Three models beat large and medium just where the medium keeps more than 1 + gamma c_S / c_M tokens (literal).",
+         source="the costs of a round compared", given=lambda: _rated(8).map(_with_medium))
 def break_even(x: Example) -> None:
     gamma, small, medium, rate = x["draft_length"], x["cost_ratio"], x["medium_cost_ratio"], x["accept"]
     three = float(formulas.speedup(rate, x["medium_accept"], gamma, small, medium))
@@ -101,6 +161,13 @@ def break_even(x: Example) -> None:
 # --- 16: the law of the text ---
 
 
+@theorem("16g", "Greedy, the text is the large model's own in every reading, with certainty.", source="token by token",
+         given=lambda: _models(READINGS, False))
+@theorem("16h", "Sampled, the text has the large model's own law in every reading but the literal one, exactly.",
+         source="kept and residual tokens together have the medium's law", given=lambda: _models(_LOSSLESS, True))
+@theorem("16i", "Sampled, the text has the large model's own law in the literal reading.",
+         source="false: it draws afresh what was rejected, so its tokens have not the law that they are tested against",
+         given=lambda: _models(("literal",), True), expect="fails")
 def right_law(x: Example) -> None:
     law, want = _text_law(x), _target_law(x)
     if law != want:
@@ -110,6 +177,8 @@ def right_law(x: Example) -> None:
 # --- 17 ---
 
 
+@theorem("17", "A vertical cascade of one draft without inner ones is Theorem 3.8 with gamma = 1.", source="[CSDrafting2023]",
+         given=_rated)
 def cascade(x: Example) -> None:
     alpha, c = x["accept"], x["medium_cost_ratio"]
     found = formulas.cascade_speedup(alpha, x["medium_accept"], 1, 0, x["cost_ratio"], c)
@@ -163,98 +232,8 @@ def _target_law(x: Example) -> Texts:
 _RATES = ("accept", "medium_accept")
 
 
-# --- What they are tried on ---
-
-
-def _shapes(most: int = 4, readings: tuple[str, ...] = READINGS) -> dict[str, SearchStrategy[Any]]:
-    from hypothesis import strategies as st
-
-    quarters = whole(0, 4).map(lambda number: number / 4)
-    return {
-        "reading": st.sampled_from(readings), "draft_length": whole(1, most), "inner_draft_length": whole(0, 3),
-        "cost_ratio": quarters, "medium_cost_ratio": quarters,
-    }  # fmt: skip
-
-
-def _decodings() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def decoding(draw: DrawFn) -> Example:
-        tokens = draw(whole(1, 9))
-        example: Example = {name: [bool(bit) for bit in digits(draw, tokens, 1)] for name in _RATES}
-        example |= {"placement": draw(st.sampled_from(("together", "apart"))), "link": draw(whole(0, 2)) / 4}
-        return example | {name: draw(strategy) for name, strategy in _shapes().items()}
-
-    return decoding()
-
-
-def _rated(most: int = 2, tokens: int = 0) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    more = {"tokens": whole(1, tokens)} if tokens else {}
-    return st.fixed_dictionaries({**_shapes(most), "accept": rates(), "medium_accept": rates(), **more})
-
-
-def _models(readings: tuple[str, ...], sampled: bool) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def models(draw: DrawFn) -> Example:
-        example: Example = {role: [digits(draw, 2, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
-                            for role in ("target", "medium", "draft")}  # fmt: skip
-        example |= {name: draw(strategy) for name, strategy in _shapes(2, readings).items()}
-        return example | {"tokens": draw(whole(1, 3)), "sampled": sampled}
-
-    return models()
-
-
-_theorem = partial(Theorem, method="hierarchical")
-
-THEOREMS = (
-    _theorem(
-        "16a", "Simulator and paths agree on every path, exactly, in every reading, together and apart.", source="one algorithm",
-        given=_decodings, holds=events_are_paths,
-    ),
-    _theorem(
-        "16b", "Accepted tokens and rounds add up to l, and the text is the large model's own.", source="a round gives one more",
-        given=_decodings, holds=accepted_and_rounds,
-    ),
-    _theorem(
-        "16c", "Mean latency, compute and rounds are those over all luck.", source="[Deck], exactly so many tokens",
-        given=lambda: _rated(tokens=4), holds=mean_over_all_luck,
-    ),
-    _theorem(
-        "16d", "A round has the mean tokens and the mean cost that each reading says.", source="[Deck], in four readings",
-        given=_rated, holds=one_round,
-    ),
-    _theorem(
-        "16e", "With a small model that is free and always right a round costs 1 + c_M, and 1 + c_M ceil(gamma / (inner + 1)).",
-        source="limits of the cost of a round", given=lambda: _rated(8), holds=limits,
-    ),
-    _theorem(
-        "16f", "Three models beat large and medium just where the medium keeps more than 1 + gamma c_S / c_M tokens (literal).",
-        source="the costs of a round compared", given=lambda: _rated(8).map(_with_medium), holds=break_even,
-    ),
-    _theorem(
-        "16g", "Greedy, the text is the large model's own in every reading, with certainty.", source="token by token",
-        given=lambda: _models(READINGS, False), holds=right_law,
-    ),
-    _theorem(
-        "16h", "Sampled, the text has the large model's own law in every reading but the literal one, exactly.",
-        source="kept and residual tokens together have the medium's law", given=lambda: _models(_LOSSLESS, True), holds=right_law,
-    ),
-    _theorem(
-        "16i", "Sampled, the text has the large model's own law in the literal reading.",
-        source="false: it draws afresh what was rejected, so its tokens have not the law that they are tested against",
-        given=lambda: _models(("literal",), True), holds=right_law, expect="fails",
-    ),
-    _theorem(
-        "17", "A vertical cascade of one draft without inner ones is Theorem 3.8 with gamma = 1.", source="[CSDrafting2023]",
-        given=_rated, holds=cascade,
-    ),
-)  # fmt: skip
-
-
 def _with_medium(x: Example) -> Example:
     return {**x, "medium_cost_ratio": x["medium_cost_ratio"] or 0.25}
+
+
+THEOREMS = theorem.all()

@@ -38,6 +38,7 @@ from tests.figures.test_figures_speculative import inside, xy
 from tests.figures.test_figures_tradeoff import coordinates, lines
 from tests.support.album import Album
 from tests.support.figure_checks import formula
+from tests.support.threshold_points import points
 
 
 class Seen:
@@ -249,7 +250,7 @@ def test_a_run_on_thresholds_has_the_points_of_the_record(thresholds: pl.DataFra
     sweep = {"method.rollback_threshold": [2.0], "method.fallback_threshold": [0.6]}
     long = sim.run("bild-thresholds", views=["formula"], set={"scenario.tokens": 1024}, sweep=sweep)
     record = synthetic(100_000, np.random.default_rng(0).random((3, 100_000)), sureness=3.0)
-    closed = bild_thresholds.points(record, [0.6], [2.0], cost_ratio=0.25, cost_source="assumed")
+    closed = points(record, [0.6], [2.0], cost_ratio=0.25, cost_source="assumed")
     one = bild_thresholds.of_run(long).filter(fallback_threshold=0.6, rollback_threshold=2.0)
     expected = closed.filter(policy=bild_thresholds.BOTH)
     assert one["latency"][0] == pytest.approx(expected["latency"][0], rel=0.01)  # two draws from one law

@@ -336,9 +336,6 @@ LENGTHS = [0.0, 0.5, 0.5]
         (lambda: adaptive.heuristic_lengths(0.5, 0), "longest must be at least 1, got 0"),
         (lambda: adaptive.speedup_of_lengths(0.5, LENGTHS, -0.1), "cost_ratio must be at least 0, got -0.1"),
         (lambda: adaptive.speedup_of_lengths(0.5, [0.5, 0.4], 0.1), "length_pmf must sum to 1, got 0.9"),
-        (lambda: adaptive.stopped_lengths(1.1, 2), "low must be between 0 and 1, got 1.1"),
-        (lambda: adaptive.stopped_lengths(-0.1, 2), "low must be between 0 and 1, got -0.1"),
-        (lambda: adaptive.stopped_lengths(0.1, 0), "longest must be at least 1, got 0"),
         (lambda: adaptive.biased_lengths(1.1, 0.1, 2), "acceptance_rate must be between 0 and 1, got 1.1"),
         (lambda: adaptive.biased_lengths(-0.1, 0.1, 2), "acceptance_rate must be between 0 and 1, got -0.1"),
         (lambda: adaptive.biased_lengths(0.5, 0.1, 0), "longest must be at least 1, got 0"),
@@ -354,7 +351,6 @@ def test_the_closed_forms_refuse_what_is_outside(ask: Callable[[], object], mess
 
 def test_the_ends_of_the_ranges_are_allowed() -> None:
     assert adaptive.heuristic_lengths(0, 1).tolist() == [0, 1]
-    assert adaptive.stopped_lengths(0, 1).tolist() == adaptive.stopped_lengths(1, 1).tolist() == [0, 1]
     assert adaptive.biased_lengths(0, 0, 1).tolist() == adaptive.biased_lengths(1, 0, 1).tolist() == [0, 1]
     assert adaptive.biased_lengths(1, 0, 4).tolist() == [0, 0, 0, 0, 1]
     assert adaptive.biased_lengths(0, 0, 4).tolist() == [0, 1, 0, 0, 0]
@@ -605,7 +601,7 @@ def test_a_stop_that_says_nothing_is_a_random_length(low: float, rate: float) ->
     flat = np.ones(8)
     law, doubt = Iid(rate), TwoClass(low, low)
     long, longer = (adaptive.confidence_moments(7, tokens, law, doubt, RoundPrices(flat, flat, flat)) for tokens in (500, 501))
-    shares = adaptive.stopped_lengths(low, 7)
+    shares = np.array([0, *(low * (1 - low) ** place for place in range(6)), (1 - low) ** 6])
     assert float(shares.sum()) == pytest.approx(1)
     tokens = float(expected_tokens_random_length(rate, shares))
     if rate < 1:
@@ -698,11 +694,10 @@ def test_no_policy_beats_the_oracle(rate: float, ratio: float, tokens: int, seed
         assert float(tally.time @ chance) >= bound * (1 - 1e-12) - 1e-12
 
 
-@given(st.floats(0, 0.999), st.floats(0.01, 1), st.floats(0, 1))
-def test_nor_does_any_mixture_of_lengths(rate: float, ratio: float, low: float) -> None:
+@given(st.floats(0, 0.999), st.floats(0.01, 1))
+def test_nor_does_any_mixture_of_lengths(rate: float, ratio: float) -> None:
     bound = float(oracle_speedup(rate, ratio)) * (1 + 1e-12)
-    laws = adaptive.heuristic_lengths(rate, 30), adaptive.biased_lengths(rate, ratio, 30), adaptive.stopped_lengths(low, 9)
-    for shares in laws:
+    for shares in (adaptive.heuristic_lengths(rate, 30), adaptive.biased_lengths(rate, ratio, 30)):
         speed = float(adaptive.speedup_of_lengths(rate, shares, ratio))
         assert speed <= bound
         assert speed <= float(speedup(rate, optimal_draft_length(rate, ratio, longest=30), ratio)) * (1 + 1e-12)

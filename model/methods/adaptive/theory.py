@@ -254,22 +254,6 @@ def speedup_of_lengths(acceptance_rate: ArrayLike, length_pmf: ArrayLike, cost_r
     return np.asarray(expected_tokens_random_length(acceptance_rate, mass) / (1 + ratio * mean))
 
 
-def stopped_lengths(low: float, longest: int) -> Floats:
-    """The chances that a draft has 0, 1, ..., `longest` tokens if it ends behind each with chance `low`, whatever is accepted.
-
-    A geometric law cut at `longest`; for `speedup_of_lengths`.
-
-    >>> stopped_lengths(0.5, 3).tolist()
-    [0.0, 0.5, 0.25, 0.25]
-    """
-    checks.number("low", low, 0, 1)
-    checks.whole("longest", longest, 1)
-    places = np.arange(longest + 1.0)
-    chances = np.where(places > 0, low * (1 - low) ** np.maximum(places - 1, 0.0), 0.0)
-    chances[longest] = (1 - low) ** (longest - 1)
-    return np.asarray(chances)
-
-
 def biased_lengths(acceptance_rate: float, cost_ratio: float, longest: int) -> Floats:
     """The share of rounds that draft 0, 1, ..., `longest` tokens in the end if alpha is taken for the mean of accepted/drafted.
 

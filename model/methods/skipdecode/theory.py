@@ -5,7 +5,7 @@ t = (i - prompt) / (sequence - prompt) and `sequence` the longest text, prompt i
 together, at the position of the column. Layers are the first `warm_up` ones and then the topmost (Section 2.4); as the schedule
 never rises, every layer that a token uses has the keys and values of all tokens before it, and none is computed again.
 
-The "speed-up" of the paper is a ratio of layers, `layer_speedup`. Time is another thing, `time_speedup`: what does not shrink with
+The "speed-up" of the paper is a ratio of layers, `layer_speedup`. Time is another thing: what does not shrink with
 the layers, the projection onto the vocabulary first of all, is not skipped. Lossy: what it does to the text no formula says.
 
 [DelCorro2023] L. Del Corro et al. SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM Inference.
@@ -157,19 +157,6 @@ def layer_speedup(layers: ArrayLike, mean: ArrayLike) -> Floats:
     whole, mean_ = checks.array("layers", layers, 0), checks.array("mean", mean, 0)
     _refuse_nothing("mean", mean_)
     return np.asarray(whole / mean_)
-
-
-def time_speedup(layers: ArrayLike, mean: ArrayLike, fixed: ArrayLike) -> Floats:
-    """Speed over the whole model: (layers + fixed) / (mean + fixed), `fixed` what a token takes beside its layers [layer-times].
-
-    The projection onto the vocabulary alone is 2.05 layers of OPT-1.3B.
-
-    >>> round(float(time_speedup(24, 14.7, 2.05)), 2)
-    1.56
-    """
-    whole, mean_, more = (checks.array(name, given, 0) for name, given in (("layers", layers), ("mean", mean), ("fixed", fixed)))
-    _refuse_nothing("mean", np.asarray(mean_ + more))
-    return np.asarray((whole + more) / (mean_ + more))
 
 
 # --- Helpers ----------------------------------------------------------------------------------------------------------
