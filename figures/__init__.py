@@ -239,7 +239,7 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
     """
     from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
     from model.hardware import profile
-    from model.hardware.profile_costs import Measured
+    from model.hardware.profile_costs import ProfileCosts
 
     if not 1 <= len(names) <= layer_time.MOST_PROFILES:
         raise checks.ParameterError(f"profiles must be 1 to {layer_time.MOST_PROFILES}, got {len(names)}; draw the others apart")
@@ -249,7 +249,7 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
         raise checks.ParameterError(f"profiles must differ in their names, got {twice[0]} twice; leave one out")
     drawn = {
         "roofline": reached_peaks.draw(found),
-        "verify_cost": wide_pass_cost.draw({each.name: Measured(each) for each in found}),
+        "verify_cost": wide_pass_cost.draw({each.name: ProfileCosts(each) for each in found}),
         "layer_time": layer_time.draw(found),
     }
     target = _folder(folder)

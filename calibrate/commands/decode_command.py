@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from calibrate.commands.decode_report import Result
     from calibrate.decoders.adapter import Decoder
     from calibrate.interpreters.in_one_process import Sampling
-    from calibrate.loading.load_models import Begun, Model
+    from calibrate.loading.load_models import Begun, LoadedModel
     from calibrate.loading.prompts import Prompt
 
 _FROM = "A directory, OWNER/NAME of the hub, or of the family: family:target."
@@ -179,7 +179,7 @@ class _Run:
 
     method: str
     settings: Mapping[str, Any]
-    models: Mapping[str, Model]
+    models: Mapping[str, LoadedModel]
     tokens: int
     sampling: Sampling | None
     seed: int
@@ -192,7 +192,7 @@ class _Run:
         return {role: each.decoder for role, each in self.models.items()}
 
     @property
-    def target(self) -> Model:
+    def target(self) -> LoadedModel:
         """The model whose text it is."""
         return self.models["target"]
 

@@ -35,7 +35,7 @@ STEP = 0.02
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class EngineRun:
     """An engine's run, second by second; arrays of shape (seconds,).
 
     Parameters
@@ -81,7 +81,7 @@ class Run:
             return np.where(self.tokens > 0, said * self.tokens / self.running - 1, np.nan)
 
 
-def read(folder: str | Path) -> Run:
+def read(folder: str | Path) -> EngineRun:
     """A run from a folder with `timeseries.csv`, `requests.jsonl` and `meta.json`.
 
     What the last says of the cache, `kv_cache.num_kv_tokens`, may lack; then requests must say `input_toks`, `output_toks` and
@@ -115,7 +115,7 @@ def read(folder: str | Path) -> Run:
         context = lengths(ends, of["input_toks"], of["output_toks"], of["first_token_ts"], last)
     else:
         context = full / 100 * room / np.maximum(running, 1)
-    return Run(prompts, written, running, waiting, context, returned)
+    return EngineRun(prompts, written, running, waiting, context, returned)
 
 
 def lengths(ends: Floats, prompts: Floats, outputs: Floats, first: Floats, last: Floats) -> Floats:

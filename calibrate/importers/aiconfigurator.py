@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.importers import csv_reading
-from calibrate.importers.csv_reading import Table
+from calibrate.importers.csv_reading import ImportedTable
 from model.base.checks import ParameterError
 from model.hardware import composed_layers, devices, physical_limits, profile
 from model.hardware.profile import Profile, Source
@@ -152,7 +152,7 @@ def _is(column: pl.Series, value: str | int) -> pl.Series:
         return pl.Series([False] * column.len())
 
 
-def _timed(table: Table, where: dict[str, Any], positive: str = "") -> tuple[Table, list[str]]:
+def _timed(table: ImportedTable, where: dict[str, Any], positive: str = "") -> tuple[ImportedTable, list[str]]:
     """The rows of the wanted kind that have a time, and a note on those that have none."""
     import polars as pl
 
@@ -175,7 +175,7 @@ def _timed(table: Table, where: dict[str, Any], positive: str = "") -> tuple[Tab
     return left, notes
 
 
-def _products(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[Table, list[dict[str, Any]], list[str]]:
+def _products(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[ImportedTable, list[dict[str, Any]], list[str]]:
     """Rows of the part gemm."""
     whole = csv_reading.read(path, ["gemm_dtype", "m", "n", "k", "latency"], root=root)
     table, notes = _timed(whole, {"gemm_dtype": csv_reading.DTYPE}, "m")
@@ -193,7 +193,7 @@ def _products(path: Path, root: Path, device: devices.Device, unit: str) -> tupl
     return table, found, notes
 
 
-def _decode(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[Table, list[dict[str, Any]], list[str]]:
+def _decode(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[ImportedTable, list[dict[str, Any]], list[str]]:
     """Rows of the part decode."""
     columns = ["batch_size", "num_heads", "num_key_value_heads", "head_dim", "step", "attn_dtype", "kv_cache_dtype", "latency"]
     whole = csv_reading.read(path, columns, root=root)
@@ -210,7 +210,7 @@ def _decode(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[
     return table, csv_reading.rows("decode", axes, {"time_s": seconds}), notes
 
 
-def _reductions(path: Path, root: Path, unit: str) -> tuple[Table, list[dict[str, Any]], list[str]]:
+def _reductions(path: Path, root: Path, unit: str) -> tuple[ImportedTable, list[dict[str, Any]], list[str]]:
     """Rows of the part all_reduce."""
     nccl = path.stem == "nccl_perf"
     dtype = "nccl_dtype" if nccl else "allreduce_dtype"

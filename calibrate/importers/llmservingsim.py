@@ -104,7 +104,7 @@ def _facts(path: Path, device: devices.Device) -> dict[str, str]:
     return found
 
 
-def _by_name(table: csv_reading.Table, names: tuple[str, ...], axis: str) -> dict[str, tuple[Floats, Floats]]:
+def _by_name(table: csv_reading.ImportedTable, names: tuple[str, ...], axis: str) -> dict[str, tuple[Floats, Floats]]:
     """Coordinates and times of each of the named operations, which must have the same coordinates."""
     column, unit = csv_reading.time_column(table, "time")
     words = table.words("layer", names)
@@ -124,7 +124,7 @@ def _by_name(table: csv_reading.Table, names: tuple[str, ...], axis: str) -> dic
 
 def _dense(
     root: Path, shape: Shape, device: devices.Device, ways: int
-) -> tuple[csv_reading.Table, list[dict[str, Any]], tuple[Floats, Floats], list[str]]:
+) -> tuple[csv_reading.ImportedTable, list[dict[str, Any]], tuple[Floats, Floats], list[str]]:
     """Rows of the parts dense and embedding, and the final norm by tokens."""
     table = csv_reading.read(root / "dense.csv", ["layer", "tokens"], root=root)
     each = _by_name(table, (*LAYER, *PASS), "tokens")
@@ -150,7 +150,7 @@ def _dense(
 
 def _per_sequence(
     root: Path, shape: Shape, device: devices.Device, ways: int, final: tuple[Floats, Floats]
-) -> tuple[csv_reading.Table, list[dict[str, Any]], list[str]]:
+) -> tuple[csv_reading.ImportedTable, list[dict[str, Any]], list[str]]:
     """Rows of the parts head and step."""
     table = csv_reading.read(root / "per_sequence.csv", ["layer", "sequences"], root=root)
     each = _by_name(table, HEAD, "sequences")
@@ -168,7 +168,7 @@ def _per_sequence(
 
 def _attention(
     root: Path, shape: Shape, device: devices.Device, ways: int
-) -> tuple[csv_reading.Table, list[dict[str, Any]], list[str]]:
+) -> tuple[csv_reading.ImportedTable, list[dict[str, Any]], list[str]]:
     """Rows of the part attention: passes of one token for each text, and of several tokens of one text."""
     names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
     table = csv_reading.read(root / "attention.csv", names, root=root)

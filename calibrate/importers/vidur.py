@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from calibrate.importers import csv_reading
-from calibrate.importers.csv_reading import Table
+from calibrate.importers.csv_reading import ImportedTable
 from model.architectures import transformer
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
@@ -104,7 +104,7 @@ def read(
     )  # fmt: skip
 
 
-def _source(table: Table, root: Path, commit: str, parts: Any) -> Source:
+def _source(table: ImportedTable, root: Path, commit: str, parts: Any) -> Source:
     return csv_reading.source(table, root, REPOSITORY, LICENCE, commit, parts)
 
 
@@ -112,7 +112,7 @@ def _columns(operations: list[str]) -> list[str]:
     return [f"time_stats.{each}.{what}" for each in operations for what in ("median", "std")]
 
 
-def _times(table: Table, operations: list[str], unit: str) -> dict[str, Floats]:
+def _times(table: ImportedTable, operations: list[str], unit: str) -> dict[str, Floats]:
     """Sums over operations of their medians, and of the quartiles that go with their deviations, shape (rows,) [s].
 
     The least and the greatest of a few repeats would say more of the worst than of the usual error.
@@ -125,7 +125,7 @@ def _times(table: Table, operations: list[str], unit: str) -> dict[str, Floats]:
 
 
 def _layer(
-    table: Table, layer: list[str], shape: Shape, device: devices.Device, unit: str
+    table: ImportedTable, layer: list[str], shape: Shape, device: devices.Device, unit: str
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of the parts dense and embedding."""
     _check_model(table, shape, {"n_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden", "n_expanded_embd": "ffn"})
@@ -159,7 +159,7 @@ def _layer(
     return rows, notes + csv_reading.dips(rows, "dense", "tokens")
 
 
-def _check_model(table: Table, shape: Shape, columns: dict[str, str]) -> None:
+def _check_model(table: ImportedTable, shape: Shape, columns: dict[str, str]) -> None:
     """Refuse a table of another model."""
     for column, field in columns.items():
         if column not in table.frame.columns:
@@ -174,7 +174,7 @@ def _check_model(table: Table, shape: Shape, columns: dict[str, str]) -> None:
 
 def _attention(
     path: Path, shape: Shape, device: devices.Device, unit: str, model: str, root: Path
-) -> tuple[list[dict[str, Any]], Table, list[str]]:
+) -> tuple[list[dict[str, Any]], ImportedTable, list[str]]:
     """Rows of the part attention: passes of one token for each text of a batch, and of several tokens of one text."""
     needed = ["attn_input_reshape", "attn_decode", "attn_prefill", "attn_output_reshape"]
     others = [
@@ -221,7 +221,7 @@ def _attention(
 
 def _step(
     path: Path, shape: Shape, device: devices.Device, unit: str, model: str, root: Path
-) -> tuple[list[dict[str, Any]], Table, list[str]]:
+) -> tuple[list[dict[str, Any]], ImportedTable, list[str]]:
     """Rows of the part step: medians of what the host does."""
     columns = [f"{each}_median" for each in STEP]
     whole = csv_reading.read(path, [*columns, "model_name", "batch_size", "tensor_parallel_degree"], root=root)
@@ -243,12 +243,12 @@ def _step(
     return rows, table, [f"step: {listed}, medians, on Vidur's host; smaller batches than {batch.min():g} take what that one takes"]
 
 
-def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]], dict[str, Table], list[str]]:
+def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]], dict[str, ImportedTable], list[str]]:
     """Rows of the parts send and all_reduce, between devices of one node, from a folder with `send_recv.csv` or
     `all_reduce.csv` or both."""
     root = Path(folder)
     rows: list[dict[str, Any]] = []
-    found: dict[str, Table] = {}
+    found: dict[str, ImportedTable] = {}
     for part, collective in (("send", "send_recv"), ("all_reduce", "all_reduce")):
         path = root / f"{collective}.csv"
         if not path.is_file():

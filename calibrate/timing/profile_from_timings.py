@@ -13,7 +13,7 @@ import numpy as np
 
 from calibrate.devices import machine
 from calibrate.timing.single_pass import Effort
-from calibrate.timing.timing_grid import Grid, Outcome, Rows, go_over, shares
+from calibrate.timing.timing_grid import RawTimings, TimedGrid, TimingGrid, go_over, shares
 from model.architectures import transformer
 from model.base import checks
 from model.base.checks import ParameterError
@@ -35,11 +35,11 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedProfiles:
     """What came of timing a model: the profiles that were written, and what is missing from them."""
 
     profiles: dict[str, Path]
-    outcome: Outcome
+    outcome: TimedGrid
     refused: dict[str, str]
     """Modes whose profile beats the published peaks and was not written, with why."""
     ceilings: dict[str, float]
@@ -48,7 +48,7 @@ class Timed:
 
 def time_layers(
     model: str,
-    grid: Grid,
+    grid: TimingGrid,
     out: str | Path,
     *,
     device: str | None = None,
@@ -61,7 +61,7 @@ def time_layers(
     resume: bool = False,
     name: str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Timed:
+) -> TimedProfiles:
     """Time every layer of a model over a grid and write profiles, one for each mode, and the raw rows that they are derived from.
 
     `model` is a preset, a `config.json` or OWNER/NAME of the hub; weights are random. `threads` are torch's, of each process.
@@ -85,7 +85,7 @@ def time_layers(
         for turn in range(grid.rounds):
             time_rest(begun, turn)
     written, refused = write(begun, grid.modes, out)
-    return Timed(written, outcome, refused, ceilings_of(begun.rows.header, begun.rows.rows))
+    return TimedProfiles(written, outcome, refused, ceilings_of(begun.rows.header, begun.rows.rows))
 
 
 class Open(NamedTuple):
@@ -93,15 +93,15 @@ class Open(NamedTuple):
     ceilings.
     """
 
-    built: library_pass.Model
-    rows: Rows
+    built: library_pass.LibraryModel
+    rows: RawTimings
     spec: Spec
     stem: str
     ceilings: machine.Ceilings
 
 
 def open_model(
-    model: str, grid: Grid, out: str | Path, *, device: str | None = None, dtype: str | None = None, source: int = 512,
+    model: str, grid: TimingGrid, out: str | Path, *, device: str | None = None, dtype: str | None = None, source: int = 512,
     quick: bool = False, resume: bool = False, name: str | None = None, decoder: Decoder | None = None,
 ) -> Open:
     """Begin to time a model, or go on with it; `decoder` is the one that passes are made by, where one is there already."""
@@ -141,11 +141,11 @@ def open_model(
     header |= machine.facts(chosen) | {"shape": asdict(known.shape)}
     raw = Path(out) / f"{stem}.jsonl"
     raw.parent.mkdir(parents=True, exist_ok=True)
-    begun = Rows(raw, header, resume) if raw.exists() else None  # before anything takes time
+    begun = RawTimings(raw, header, resume) if raw.exists() else None  # before anything takes time
     ceilings = machine.Ceilings(chosen, dtype, quick)
     header |= ceilings.best
-    built = library_pass.Model(known, chosen, dtype, source, decoder)
-    rows = Rows(raw, header, resume) if begun is None else begun  # a model that does not fit leaves no file behind
+    built = library_pass.LibraryModel(known, chosen, dtype, source, decoder)
+    rows = RawTimings(raw, header, resume) if begun is None else begun  # a model that does not fit leaves no file behind
     spec = Spec(model, chosen, dtype, source, torch.get_num_threads())
     return Open(built, rows, spec, stem, ceilings)
 

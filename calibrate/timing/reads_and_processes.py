@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.interpreters.in_one_process import Answers, Held, Output, Real
+from calibrate.interpreters.in_one_process import PassOutput, ProcessState, Real
 from calibrate.timing.interpreter_pass import watched
 from calibrate.timing.single_pass import means
 from calibrate.untested_on_gpu.cuda_graphs import Graphs
 from model.hardware.profile import EARLY, PROCESS_TEXT, READS
+from model.interpret.world import Answers
 from model.logs.spans import beside, of_main
 from model.steps import Commit, Forward, Read, Steps
 
@@ -163,14 +164,14 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
 
     All of a forced decoding but its passes and reads, and but for what plain decoding has besides those, which is in each look.
     """
-    from calibrate.interpreters.in_one_process import Times
+    from calibrate.interpreters.in_one_process import RunTimes
     from model.logs import forced_outcomes
     from model.methods.autoregressive import algorithm as autoregressive
     from model.methods.ppd import algorithm as ppd
 
     def rest(parameters: Any, algorithm: Any, rates: Mapping[str, float], turn: int) -> float:
         """What is neither pass nor read, of a token [s]."""
-        times = Times()
+        times = RunTimes()
         world = forced_outcomes.world(parameters, PROCESS_TEXT, PROCESS_TEXT, rates, seed=turn)
         begun = time.perf_counter()
         Real({"target": decoder}, answers=world, times=times).run(
@@ -192,7 +193,7 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
 
 
 def _trees(
-    real: Real, held: Held, tokens: tuple[int, ...], repeats: int
+    real: Real, held: ProcessState, tokens: tuple[int, ...], repeats: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """What a pass over several hypotheses takes beyond one over as many tokens, by hypotheses and context, and a read of them."""
     decoder = real.decoders["target"]
@@ -226,7 +227,7 @@ def _trees(
     return trees, beams
 
 
-def _projected(output: Output) -> Output:
+def _projected(output: PassOutput) -> PassOutput:
     _ = output.logits
     return output
 
@@ -259,7 +260,7 @@ def after(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
     return {"after_us": one, "wide_us": wide, "short_us": short, "repeats": repeats}
 
 
-def _after(real: Real, held: Held, context: int, width: int, gap: int, repeats: int) -> list[float]:
+def _after(real: Real, held: ProcessState, context: int, width: int, gap: int, repeats: int) -> list[float]:
     """A pass, so many microseconds after the last."""
     decoder = real.decoders["target"]
     step = Forward("target", tuple(range(5, 5 + width)), context, 0, decoder.layers, heads=1)
@@ -276,7 +277,7 @@ def _after(real: Real, held: Held, context: int, width: int, gap: int, repeats: 
     return means(times)
 
 
-def _of_few(real: Real, held: Held, context: int, layers: int, repeats: int) -> list[float]:
+def _of_few(real: Real, held: ProcessState, context: int, layers: int, repeats: int) -> list[float]:
     """A layer of passes that run the first few alone."""
     at: dict[tuple[str, int, int], float] = {}
     decoder = real.decoders["target"]

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from figures.common.style import GREY
 from model.hardware.cost_models import Hardware
 from model.hardware.profile import AXES, Profile
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 
 WORDS = {"layer": "layers", "dense": "products", "attention": "attention"}
 _COMPOSED = re.compile(r"attention split ([\d, ]+) ways: (composed [^(]*)")
@@ -86,13 +86,13 @@ def under_title(axes: Axes, title: str, said: str, also: str = "") -> None:
 
 def of_hardware(hardware: Hardware) -> str:
     """What a cost model's seconds rest on."""
-    if isinstance(hardware, Measured):
+    if isinstance(hardware, ProfileCosts):
         return parts_said(hardware.profile, hardware.ways)
     return hardware.provenance
 
 
 def of_hardware_beyond(hardware: Hardware, *, width: int, context: int, batch: int) -> str:
     """`beyond` of a cost model, where it is one of a table."""
-    if not isinstance(hardware, Measured):
+    if not isinstance(hardware, ProfileCosts):
         return ""
     return beyond(hardware.profile, hardware.ways, width=width, context=context, batch=batch)

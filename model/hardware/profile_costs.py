@@ -28,7 +28,7 @@ def shape_of(profile: Profile) -> Shape:
         raise ParameterError(f"shape of profile {profile.name}: {str(error).partition('() ')[2]}") from None
 
 
-class Measured:
+class ProfileCosts:
     """A profile as a cost model.
 
     A layer is looked up as a whole, or as its products and its attention, with two reductions where it is split over devices. What

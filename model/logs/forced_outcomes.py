@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.interpret.world import STAYS, UNLIKELY, UNSURE, Draft, Lossy, World, together
+from model.interpret.world import STAYS, UNLIKELY, UNSURE, DraftModel, Lossy, World, together
 from model.methods import registry
 from model.methods.early_exit.theory import exit_pmf
 from model.outcomes import random_streams
@@ -103,7 +103,7 @@ def world(parameters: Any, prompt: int, tokens: int, rates: Mapping[str, float],
         return World(prompt, layers, (matches * which).tolist())
     drafts = [
         {
-            role: Draft(of, _survivors(drawn(random_streams.of_text(kind, text), tokens) < rates[RATES[kind][0]]))
+            role: DraftModel(of, _survivors(drawn(random_streams.of_text(kind, text), tokens) < rates[RATES[kind][0]]))
             for role, (of, kind) in parameters.IMITATES.items()
         }
         for text in range(getattr(parameters, "texts", 1))

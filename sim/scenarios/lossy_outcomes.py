@@ -20,7 +20,7 @@ from model.base import checks
 from model.interpret.world import UNLIKELY
 from model.methods.bild import theory as bild
 from model.methods.bild import threshold_decisions
-from model.methods.bild.threshold_decisions import Decisions, Digits, Independent, Recorded
+from model.methods.bild.threshold_decisions import Decisions, Digits, Independent, RecordedDecisions
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf, exits
 from model.outcomes import random_streams
@@ -198,7 +198,9 @@ class Replay:
         found = whole.rates(low, high, variant=parameters.variant)
         agreement = 1 - float(np.mean([_foreign(parameters, *pair, tokens) for pair in zip(decided, texts, strict=True)])) / tokens
         also = {"rollback_rate": float(np.nan_to_num(found.rollback_rate))}
-        outcome = Outcome(Recorded(decided), float(found.fallback_rate), self.source, also=also, trials=int(whole.confidence.size))
+        outcome = Outcome(
+            RecordedDecisions(decided), float(found.fallback_rate), self.source, also=also, trials=int(whole.confidence.size)
+        )
         return _agreeing(outcome, agreement, self.source)
 
 

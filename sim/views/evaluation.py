@@ -21,7 +21,7 @@ from model.base import strict_json
 from model.base.checks import ParameterError
 from model.costs.layer_times import RATIOS, UnitCost
 from model.interpret.account import Account, bill
-from model.interpret.world import Draft, Lossy, World, together
+from model.interpret.world import DraftModel, Lossy, World, together
 from model.methods import demand, registry
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.prediction import Prediction
@@ -438,7 +438,7 @@ def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
     doubts = [tile[:, own].copy() for tile in outcome_tiles(case, block, tokens, "confidence")]
     unsure = np.concatenate(doubts).T.tolist() if doubts else [()] * (stop - start)
     for index in range(stop - start):
-        drafts = [{role: Draft(of, each[role][index]) for role, (of, _) in imitates.items()} for each in survivors]
+        drafts = [{role: DraftModel(of, each[role][index]) for role, (of, _) in imitates.items()} for each in survivors]
         yield together([World(1, layers, drafts=each, doubts=unsure[index]) for each in drafts])
 
 

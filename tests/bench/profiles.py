@@ -12,7 +12,7 @@ import numpy as np
 from model.hardware import profile
 from model.hardware.cost_models import pass_time
 from model.hardware.interpolation import Surface
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from tests.bench.measure import Benchmark
 
 NAME = "rtx-4090-llama-3.1-8b"
@@ -60,7 +60,7 @@ def _repeated(call: Callable[[], object], times: int = 1) -> Callable[[], float]
 def benchmarks(tiny: bool = False) -> list[Benchmark]:
     """Lookups of a million points, and loading a bundled profile."""
     points = _points(100 if tiny else 1_000_000)
-    surface, cost = grid(), Measured(profile.load(NAME))
+    surface, cost = grid(), ProfileCosts(profile.load(NAME))
     loads = 2 if tiny else 50
 
     def against_numpy(name: str, call: Callable[[], object]) -> Benchmark:

@@ -53,7 +53,7 @@ KINDS = (("gpu-t5", "eager"), GRAPHS)
 by `test_batches_measured`, and each method kernel by kernel by `test_gpu_stand_in`."""
 
 
-def carried_out(written: run_plan.Written, folder: Path) -> run_plan.Written:
+def carried_out(written: run_plan.WrittenPlan, folder: Path) -> run_plan.WrittenPlan:
     """The plan for the processor: narrow models, two tokens, one repeat."""
     run = written.run
     draft = None if run.draft is None else narrow(run.draft, folder)
@@ -75,9 +75,9 @@ def test_every_setting_of_a_plan_is_legal(name: str, tmp_path: Path, monkeypatch
     class Checked(Exception):  # noqa: N818
         """Nothing is timed."""
 
-    asked: list[measure_runs.Plan] = []
+    asked: list[measure_runs.MeasurementPlan] = []
 
-    def measure(_: Path, plan: measure_runs.Plan, *more: Any, **others: Any) -> Any:
+    def measure(_: Path, plan: measure_runs.MeasurementPlan, *more: Any, **others: Any) -> Any:
         asked.append(plan)
         raise Checked
 

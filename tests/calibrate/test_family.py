@@ -400,7 +400,7 @@ def test_weights_are_updated_by_the_rate_of_each_step_and_no_further_than_gradie
         (tmp_path / "kept").write_bytes(b"of another time")  # nobody asked to go on from it
         module = torch.nn.ParameterList([weight])
         optimizers = [torch.optim.SGD(module.parameters(), lr=9.0)]
-        work = training.Work(module, optimizers, learn, lambda: 0.12345, lambda step: step + 1.0, 120, "these", clip)
+        work = training.TrainingJob(module, optimizers, learn, lambda: 0.12345, lambda step: step + 1.0, 120, "these", clip)
         log = work.done(tmp_path / "kept", report=lambda *said, told=told: told.append(said))  # type: ignore[misc]
         assert float(weight.detach()) == pytest.approx(-slope * 120 * 121 / 2, rel=1e-5)
         assert log["losses"] == [[50, 24.5], [100, 74.5], [120, 109.5]]
@@ -412,7 +412,7 @@ def test_weights_are_updated_by_the_rate_of_each_step_and_no_further_than_gradie
         assert log["seconds"] == 123.0
         assert not [*tmp_path.iterdir()]
     assert Recipe() == Recipe(3.0, 8, 512, 6e-3, 100, 0.1, 0)
-    assert training.Work.clip == 1.0
+    assert training.TrainingJob.clip == 1.0
 
 
 def test_matrices_within_layers_and_all_else_have_optimizers_of_their_own() -> None:

@@ -404,7 +404,7 @@ def held(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
     found: dict[str, list[dict[str, Any]]] = {}
     check = csv_reading.check_reached
 
-    def recorded(table: csv_reading.Table, column: str, seconds: Any, on: Any, **more: Any) -> None:
+    def recorded(table: csv_reading.ImportedTable, column: str, seconds: Any, on: Any, **more: Any) -> None:
         found.setdefault(f"{table.shown} {column}", []).append({"device": on.name, "seconds": [*seconds], **more})
         check(table, column, seconds, on, **more)
 
@@ -480,7 +480,7 @@ GPU = devices.Device("made-up", 1e9, 1e12, {"bfloat16": 1e14}, 1e10, 1e10, 10e6,
 
 def judged(seconds: float, **more: Any) -> str:
     """What is said of a time, of which there are three."""
-    table = csv_reading.Table(Path("t.csv"), "t.csv", pl.DataFrame({"t": [1.0, 1.0, 1.0]}), np.array([4, 6, 9]))
+    table = csv_reading.ImportedTable(Path("t.csv"), "t.csv", pl.DataFrame({"t": [1.0, 1.0, 1.0]}), np.array([4, 6, 9]))
     more = {key: np.array([0.0, value, value]) if key in ("moved", "operations") else value for key, value in more.items()}
     try:
         csv_reading.check_reached(table, "t", np.array([1e-5, seconds, seconds]), GPU, **more)
@@ -528,8 +528,10 @@ def test_values_at_their_bounds_are_taken(folder: Path) -> None:
     assert table.shown == "network/send_recv.csv"
     assert csv_reading.read(folder / "vidur/mlp.csv", [], root=folder / "vidur/network").shown == "mlp.csv"  # not below it
 
-    def of(*values: Any) -> csv_reading.Table:
-        return csv_reading.Table(Path("t"), "t", pl.DataFrame({"x": [*values]}, strict=False), np.arange(1, len(values) + 1))
+    def of(*values: Any) -> csv_reading.ImportedTable:
+        return csv_reading.ImportedTable(
+            Path("t"), "t", pl.DataFrame({"x": [*values]}, strict=False), np.arange(1, len(values) + 1)
+        )
 
     assert [*of(0, 5).whole("x", least=0)] == [0, 5]
     assert [*of(10**12).whole("x", least=1)] == [1e12]

@@ -14,7 +14,7 @@ from calibrate.measured_runs import interleaved_profiles, run_plan
 from calibrate.measured_runs.interleaved_profiles import Passes, Sitting
 from calibrate.timing import profile_from_timings, reads_and_processes
 from calibrate.timing.single_pass import Effort, Point
-from calibrate.timing.timing_grid import Grid
+from calibrate.timing.timing_grid import TimingGrid
 from model.base.checks import ParameterError
 from model.hardware import profile
 from model.logs import measured_runs
@@ -307,8 +307,8 @@ def test_the_target_is_timed_beside_others_too(open_: list[Any], tmp_path: Path,
     one: Any = {"target": "a decoder", "draft": "another"}
     beside = Sitting(one, {"target": "big", "draft": "small"}, BUSY, tmp_path, device="dev", dtype="kind", seed=3)
     alone, others = BUSY.grids
-    assert alone == Grid((1, 3), (0, 8), (1, 2), (0,), ("interpreter",), 1)
-    assert others == Grid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 1)
+    assert alone == TimingGrid((1, 3), (0, 8), (1, 2), (0,), ("interpreter",), 1)
+    assert others == TimingGrid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 1)
     how = {"device": "dev", "dtype": "kind", "quick": True, "resume": True}
     assert open_ == [
         (("big", others, tmp_path), how | {"decoder": "a decoder"}), (("small", alone, tmp_path), how | {"decoder": "another"}),
@@ -320,7 +320,7 @@ def test_the_target_is_timed_beside_others_too(open_: list[Any], tmp_path: Path,
     target: Any = beside.of["target"]
     [((built, grid_, rows, spec), more)] = went
     assert (built, rows, spec) == (target.built, target.rows, "spec of the big")
-    assert grid_ == Grid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 2)
+    assert grid_ == TimingGrid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 2)
     assert more == {"effort": effort, "minutes": 8.0}  # a minute for each of two contexts, two numbers of others and two rounds
     assert len(beside.pieces) == 2 * 2 * (2 * 2 * 2 + 2)
     assert {piece.round for piece in beside.pieces} == {2, 3}
@@ -348,7 +348,7 @@ def test_a_point_is_timed_at_once_and_kept(open_: list[Any], tmp_path: Path, mon
     target: Any = beside.of["target"]
     point = Point("interpreter", 3, 8, 1, 0, 1)
     for _ in range(2):  # once
-        beside._time(interleaved_profiles.Piece("target", 1, point), None)
+        beside._time(interleaved_profiles.RoundPart("target", 1, point), None)
         assert asked == [(target.built, point, beside.effort, 160.0)]
         assert (target.added, target.between) == ([point], 1)
     happens.append(MemoryError("9 GB"))
@@ -393,7 +393,7 @@ def test_passes_have_room_for_the_longest_and_for_all_that_is_timed_besides() ->
     assert Passes((1, 33), (200,)).room == 202  # wider ones are not replayed
     assert Passes((1,), (0,)).room == reads_and_processes.ROOM == 80
     assert Passes((1, 32), (200,)).room == 233
-    assert Passes((1,), (0,), busy=(0,)).grids == (Grid((1,), (0,), modes=("interpreter",)),)
+    assert Passes((1,), (0,), busy=(0,)).grids == (TimingGrid((1,), (0,), modes=("interpreter",)),)
     for given, said in (
         ({"together": (1, 2)}, r"together must be some of widths=\[1, 3\], got \[1, 2\]"),
         ({"together": (3,)}, r"together must be left out without batches, of whose passes it is, got \[3\]; or give batches"),

@@ -24,7 +24,7 @@ from calibrate.devices import machine
 from calibrate.family import model_directory
 from calibrate.timing import single_pass, timing_grid, transfers
 from calibrate.timing.single_pass import Effort
-from calibrate.timing.timing_grid import Grid, Point
+from calibrate.timing.timing_grid import Point, TimingGrid
 from calibrate.workers import worker_pool as pool_of
 from calibrate.workers.worker_loop import ASLEEP, DONE, LISTENING, SLOTS, STOPPED, Board
 from calibrate.workers.worker_pool import Pool, Post, ProcessError, started
@@ -55,7 +55,7 @@ class Clock:
 
 def gone_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, takes: Any, minutes: float = 1.0
-) -> tuple[timing_grid.Outcome, list[float], list[Any]]:
+) -> tuple[timing_grid.TimedGrid, list[float], list[Any]]:
     """A grid of four points, each of which takes `takes(share)` or raises it: what came of it, the shares, what was told."""
     clock, shares, told = Clock(), list[float](), list[Any]()
     monkeypatch.setattr(timing_grid, "time", clock)
@@ -69,10 +69,10 @@ def gone_over(
         return {"kind": "point", **vars(point)}
 
     monkeypatch.setattr(timing_grid, "measure", measure)
-    rows = timing_grid.Rows(tmp_path / "raw.jsonl", {"kind": "machine"}, resume=False)
+    rows = timing_grid.RawTimings(tmp_path / "raw.jsonl", {"kind": "machine"}, resume=False)
     spec: Any = None
     outcome = timing_grid.go_over(
-        SimpleNamespace(device="cpu"), Grid((1, 2), (4, 8)), rows, spec, effort=Effort(), minutes=minutes,  # type: ignore[arg-type]
+        SimpleNamespace(device="cpu"), TimingGrid((1, 2), (4, 8)), rows, spec, effort=Effort(), minutes=minutes,  # type: ignore[arg-type]
         progress=lambda *said: told.append(said), between=lambda: told.append("between"),
     )  # fmt: skip
     return outcome, shares, told
@@ -808,7 +808,7 @@ def test_a_point_is_prepared_as_its_mode_says(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_grid_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     most = 1_000_000
-    Grid((1, most), (0, most), (1, most), (0, most), rounds=1000)
+    TimingGrid((1, most), (0, most), (1, most), (0, most), rounds=1000)
     for wrong, said in (
         ({"widths": 4}, "widths must be a list of whole numbers, got 4"), ({"widths": ()}, "widths must be at least one number"),
         ({"widths": (0,)}, "widths must be between 1 and 1000000, got 0"), ({"widths": (most + 1,)}, "widths must be between"),
@@ -819,9 +819,9 @@ def test_a_grid_says_what_is_wrong_with_it(tmp_path: Path) -> None:
         ({"widths": tuple(range(1, 1002)), "contexts": tuple(range(100))}, "at most 100000 points, got 100100"),
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
-            Grid(**{"widths": (1,), "contexts": (0,)} | wrong)
-    assert len(Grid(tuple(range(1, 1001)), tuple(range(100))).points()) == 100_000
-    assert [*Grid((1, 2), (0,), (1, 3), (0, 2), ("eager", "interpreter"), 2).points()] == [
+            TimingGrid(**{"widths": (1,), "contexts": (0,)} | wrong)
+    assert len(TimingGrid(tuple(range(1, 1001)), tuple(range(100))).points()) == 100_000
+    assert [*TimingGrid((1, 2), (0,), (1, 3), (0, 2), ("eager", "interpreter"), 2).points()] == [
         Point(mode, width, 0, batch, busy, turn)
         for turn in range(2) for mode in ("eager", "interpreter") for busy in (0, 2) for batch in (1, 3) for width in (1, 2)
     ]  # fmt: skip
@@ -915,11 +915,11 @@ def test_weights_of_a_kind_that_is_not_timed_are_refused_before_anything_is_buil
 
     model: Any = None
     with pytest.raises(ParameterError, match=r"unknown dtype 'float64'; .*known: bfloat16, float16, float32"):
-        library_pass.Model(model, "cpu", "float64")
+        library_pass.LibraryModel(model, "cpu", "float64")
     nine: Any = SimpleNamespace(name="some", shape=SimpleNamespace(layers=9))
     decoder = real_models.decoders("llama")["target"]
     with pytest.raises(RuntimeError, match="some has 5 layers, 9 expected"):
-        library_pass.Model(nine, "cpu", "float32", decoder=decoder)
+        library_pass.LibraryModel(nine, "cpu", "float32", decoder=decoder)
 
 
 # --- a pass as decoding makes it ---

@@ -121,7 +121,7 @@ def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Pa
     for factor, row in ((1.0, 0), (1000.0, 4)):
         slow = pl.when(pl.int_range(pl.len()) >= row - 1).then(factor).otherwise(1.0)
         table = found.table.with_columns(pl.col(name) * slow for name in ("seconds", "commit_s", "pass_s", "read_s"))
-        path = measured_runs.save(measured_runs.Runs(found.log, table, about), tmp_path / "own.json")
+        path = measured_runs.save(measured_runs.MeasuredRuns(found.log, table, about), tmp_path / "own.json")
         if factor == 1:
             assert CliRunner().invoke(app, ["compare", str(path), "--json"]).exit_code == 0
         else:

@@ -299,12 +299,12 @@ def test_a_run_that_it_is_not_for_is_refused(units: int, steps: Any, said: str) 
 
 def test_rows_that_are_not_those_believed_are_refused() -> None:
     decoder = tiny("llama").load()
-    memory = worker_loop.Memory.of(decoder, 2, 16)
+    memory = worker_loop.SharedState.of(decoder, 2, 16)
     one, other = worker_loop.Unit(0, decoder, memory), worker_loop.Unit(1, decoder, memory)
     believed = worker_loop.believed_of(b"")
     one.make(worker_loop.Command(7, (3, 4), 0, 0, 5, 0, None, (), believed))
     believed = worker_loop.believed_of(np.full((5, 2), 7).tobytes())
-    step = worker_loop.Command(8, (9,), 2, 0, 5, 0, None, (worker_loop.Piece(0, 0, 5, 0, 2),), believed)
+    step = worker_loop.Command(8, (9,), 2, 0, 5, 0, None, (worker_loop.MissingRows(0, 0, 5, 0, 2),), believed)
     expected = one.make(step._replace(pieces=()))
     assert other.make(step).equal(expected)
     with pytest.raises(CacheError, match="unit 1: pass 9 at position 2 saw other rows than it should have"):

@@ -20,7 +20,7 @@ from model.base.checks import ParameterError
 from model.hardware import composed_layers, devices, profile
 from model.hardware.cost_models import pass_time
 from model.hardware.profile import Profile, Source
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[3] / "shared" / "data"))
 needs_data = pytest.mark.skipif(
@@ -326,7 +326,7 @@ def test_composed_attention_is_about_what_another_engine_takes() -> None:
     folder = DATA / "gpu/vidur/compute/a100/meta-llama/Llama-2-7b-hf"
     rows = vidur.read(folder, model="llama-2-7b", gpu="a100", attention=source).rows("attention")
     rows = rows.filter((rows["width"] == 1) & (rows["context"] >= 256))
-    ours = composed_layers.Attention(table, 32, 32, 128)(rows["context"].to_numpy(), rows["batch"].to_numpy())
+    ours = composed_layers.AttentionTimes(table, 32, 32, 128)(rows["context"].to_numpy(), rows["batch"].to_numpy())
     assert np.median(np.abs(ours / rows["time_s"].to_numpy() - 1)) <= 0.12
 
 
@@ -341,7 +341,7 @@ def test_heads_that_were_not_measured_are_stood_in_for() -> None:
         rows = rows.filter(kept)
         frame = table.table
         drop = ((frame["heads"] == heads) & (frame["kv_heads"] == heads)).fill_null(False)
-        without = composed_layers.Attention(replace(table, table=frame.filter(~drop)), heads, heads, 128)
+        without = composed_layers.AttentionTimes(replace(table, table=frame.filter(~drop)), heads, heads, 128)
         assert not without.measured
         errors = without(rows["context"].to_numpy(), rows["batch"].to_numpy()) / rows["time_s"].to_numpy() - 1
         assert np.median(np.abs(errors)) <= bound
@@ -429,7 +429,7 @@ def test_a_pass_over_more_never_takes_less(name: str) -> None:
     batch = np.array([1, 2, 3, 4, 6, 8, 13, 16, 24, 32, 48, 64, 100, 128, 256, 300])
     context = np.array([0, 1, 7, 31, 32, 100, 128, 500, 1024, 1100, 2047, 2048, 3000, 4000, 6000, 9000])
     for ways in made.ways:
-        taken = pass_time(Measured(made, ways=ways), width[:, None, None], context[:, None], batch).seconds
+        taken = pass_time(ProfileCosts(made, ways=ways), width[:, None, None], context[:, None], batch).seconds
         for axis in range(3):
             fall = -np.diff(taken, axis=axis) / np.take(taken, range(taken.shape[axis] - 1), axis=axis)
             assert fall.max() < 5e-4, (ways, axis)
@@ -455,7 +455,7 @@ def test_reductions_do_not_jump_and_say_how_libraries_differ(name: str) -> None:
         size, time = (rows[column].to_numpy().astype(float) for column in ("size", "time_s"))
         near = size[1:] <= 2 * size[:-1]
         assert (time[1:] / time[:-1])[near].max() < (3.5 if made.device == "l40s" else 2.5)
-        found = Measured(made, ways=ways).part("all_reduce", size)
+        found = ProfileCosts(made, ways=ways).part("all_reduce", size)
         assert found is not None
         half = (rows["high_s"] - rows["low_s"]).to_numpy() / 2 / time
         assert (found.error >= half - 1e-9).all()

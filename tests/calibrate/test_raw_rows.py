@@ -350,8 +350,10 @@ def test_what_the_command_prints_of_a_profile_is_what_it_holds(tmp_path: Path, m
     made = profile_from_timings.profile_of(header, rows, "eager", "some", raw)
     path = save(made, tmp_path)
     ceilings = {"read_bytes_per_s": 3e10, "copy_bytes_per_s": 1e10, "flop_per_s": 5e10}
-    outcome = timing_grid.Outcome(header, [*rows, {"kind": "failed"}], [(timing_grid.Point("eager", 9, 8, 1, 0), "too wide")], raw)
-    timed = profile_from_timings.Timed({"eager": path}, outcome, {"interpreter": "beats its peaks"}, ceilings)
+    outcome = timing_grid.TimedGrid(
+        header, [*rows, {"kind": "failed"}], [(timing_grid.Point("eager", 9, 8, 1, 0), "too wide")], raw
+    )
+    timed = profile_from_timings.TimedProfiles({"eager": path}, outcome, {"interpreter": "beats its peaks"}, ceilings)
     monkeypatch.setattr(profile_from_timings, "time_layers", lambda *_, **__: timed)
     words = ["layers", "--model", "llama-68m", "-o", str(tmp_path)]
     done = CliRunner().invoke(app, words)
@@ -388,17 +390,17 @@ def test_what_the_command_prints_of_a_profile_is_what_it_holds(tmp_path: Path, m
 
 def test_a_raw_file_is_gone_on_from_only_by_what_it_is_of(tmp_path: Path) -> None:
     path, header = tmp_path / "raw.jsonl", {**HEADER, "threads": 2, "torch": "2"}
-    rows = timing_grid.Rows(path, header, resume=False)
+    rows = timing_grid.RawTimings(path, header, resume=False)
     rows.add(passed("eager", 2, round=1))
     rows.add({"kind": "failed", "mode": "eager", "width": 4, "context": 8, "batch": 1, "busy": 0, "round": 1})
     with path.open("a") as file:
         file.write('{"kind": "poi')  # cut off in the middle
     with pytest.raises(ParameterError, match=r"is there already; --resume goes on with it"):
-        timing_grid.Rows(path, header, resume=False)
+        timing_grid.RawTimings(path, header, resume=False)
     for key, value in {"model": "other", "dtype": "bfloat16", "threads": 4, "torch": "3", "source": 9, "name": "Other"}.items():
         with pytest.raises(ParameterError, match=rf"timed with {key} .*, and this is {value}; begin anew"):
-            timing_grid.Rows(path, header | {key: value}, resume=True)
-    again = timing_grid.Rows(path, header | {"date": str(datetime.date(2027, 1, 1))}, resume=True)
+            timing_grid.RawTimings(path, header | {key: value}, resume=True)
+    again = timing_grid.RawTimings(path, header | {"date": str(datetime.date(2027, 1, 1))}, resume=True)
     assert again.header["date"] == HEADER["date"]  # of the first sitting
     assert again.done() == {timing_grid.Point("eager", 2, 8, 1, 0, 1)}  # what failed is tried again
     assert [row["kind"] for row in again.rows] == ["point", "failed"]
@@ -411,7 +413,9 @@ def test_a_raw_file_is_gone_on_from_only_by_what_it_is_of(tmp_path: Path) -> Non
 
 
 def test_a_grid_goes_over_all_points_in_each_round() -> None:
-    each = timing_grid.Grid(widths=(1, 2), contexts=(4, 8), batches=(1, 3), busy=(0, 1), modes=("eager", "interpreter"), rounds=2)
+    each = timing_grid.TimingGrid(
+        widths=(1, 2), contexts=(4, 8), batches=(1, 3), busy=(0, 1), modes=("eager", "interpreter"), rounds=2
+    )
     assert len(each.points()) == len({*each.points()}) == 64
     assert [each.points()[index].width for index in range(4)] == [1, 2, 1, 2]
     assert [each.points()[index].context for index in range(4)] == [4, 4, 8, 8]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from calibrate.decoders.adapter import Decoder
-from calibrate.interpreters.in_one_process import Held, Real
+from calibrate.interpreters.in_one_process import ProcessState, Real
 from calibrate.timing import reads_and_processes, single_pass
 from model.hardware.profile import READS
 from model.logs import forced_outcomes
@@ -62,7 +62,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
     clock.install(monkeypatch)
     found = Costs(clock)
     layer, embedded, logits, make, look, copy = (
-        Decoder._layer, Decoder._embedded, Decoder.logits, Real._make_pass, Real._found, Held.copy
+        Decoder._layer, Decoder._embedded, Decoder.logits, Real._make_pass, Real._found, ProcessState.copy
     )  # fmt: skip
 
     def of_layer(self: Any, index: int, hidden: Any, place: Any, rows: Any) -> Any:
@@ -102,7 +102,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
 
     for owner, name, instead in (
         (Decoder, "_layer", of_layer), (Decoder, "_embedded", of_embedding), (Decoder, "logits", of_head),
-        (Real, "_make_pass", of_pass), (Real, "_found", of_read), (Held, "copy", of_copy), (Decoder, "settle", settle),
+        (Real, "_make_pass", of_pass), (Real, "_found", of_read), (ProcessState, "copy", of_copy), (Decoder, "settle", settle),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, instead)
     monkeypatch.setattr(reads_and_processes, "means", lambda times: found.samples.append(len(times)) or single_pass.means(times))

@@ -29,9 +29,9 @@ from calibrate.fits import cpu_step
 from calibrate.loading.architectures import architecture
 from calibrate.timing import library_pass, profile_from_timings, single_pass, timing_grid, transfers
 from calibrate.timing.busy_neighbours import Spec
-from calibrate.timing.library_pass import Model
+from calibrate.timing.library_pass import LibraryModel
 from calibrate.timing.single_pass import Effort, Point, prepared
-from calibrate.timing.timing_grid import Grid
+from calibrate.timing.timing_grid import TimingGrid
 from model.architectures import transformer
 from model.base.checks import ParameterError
 from model.hardware import physical_limits, profile
@@ -85,9 +85,9 @@ def config(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def built(path: str) -> Model:
+def built(path: str) -> LibraryModel:
     torch.manual_seed(5)
-    return Model(architecture(path), "cpu", "float32", source=7)
+    return LibraryModel(architecture(path), "cpu", "float32", source=7)
 
 
 # --- passes ---
@@ -472,7 +472,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     whole = single_pass.measure
     timed: list[Point] = []
 
-    def measure(model: Model, point: Point, *more: Any) -> dict[str, Any]:
+    def measure(model: LibraryModel, point: Point, *more: Any) -> dict[str, Any]:
         if len(timed) == 2:
             raise KeyboardInterrupt
         timed.append(point)
@@ -505,7 +505,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, width: int, error: Exception) -> No
     """Let passes of a width fail as they begin."""
     begin = single_pass.prepared
 
-    def fails(model: Model, asked: int, *more: Any) -> Any:
+    def fails(model: LibraryModel, asked: int, *more: Any) -> Any:
         if asked == width:
             raise error
         return begin(model, asked, *more)
@@ -602,7 +602,7 @@ def test_a_gpu_is_warmed_up_for_longer(device: str, warmups: int, tmp_path: Path
     monkeypatch.setattr(profile_from_timings, "write", lambda *_: ({}, {}))
     monkeypatch.setattr(profile_from_timings, "ceilings_of", lambda *_: {})
     for asked in (None, Effort(warmups=3)):
-        profile_from_timings.time_layers("any", Grid((1,), (4,)), tmp_path, effort=asked)
+        profile_from_timings.time_layers("any", TimingGrid((1,), (4,)), tmp_path, effort=asked)
     assert [each.warmups for each in seen] == [warmups, 3]
 
 
@@ -634,7 +634,7 @@ def test_each_round_of_the_interpreter_times_what_it_does_besides_passes(tmp_pat
     monkeypatch.setattr(profile_from_timings, "ceilings_of", lambda *_: {"flop_per_s": 1.0})
     monkeypatch.setattr(reads_and_processes, "reads", lambda decoder: {"reads_of": decoder})
     monkeypatch.setattr(reads_and_processes, "after", lambda decoder: {"after_of": decoder})
-    wanted = Grid((1,), (4,), modes=("eager", "interpreter"), rounds=2)
+    wanted = TimingGrid((1,), (4,), modes=("eager", "interpreter"), rounds=2)
     found = profile_from_timings.time_layers("any", wanted, tmp_path)
     assert added == [
         {"kind": "reads", "round": 0, "busy": 0, "reads_of": "a decoder"}, {"kind": "after", "round": 0, "after_of": "a decoder"},
@@ -648,7 +648,7 @@ def test_each_round_of_the_interpreter_times_what_it_does_besides_passes(tmp_pat
         (built, wanted, rows, begun.spec), {"effort": Effort(warmups=5), "minutes": 8.0, "progress": None, "between": "between"},
     )  # fmt: skip
     added.clear()
-    profile_from_timings.time_layers("any", Grid((1,), (4,), rounds=2), tmp_path)
+    profile_from_timings.time_layers("any", TimingGrid((1,), (4,), rounds=2), tmp_path)
     assert added == []
     for wrong, said in (({"minutes": -1.0}, "minutes must be"), ({"threads": 0}, "threads must be between 1 and 4096, got 0"),
                         ({"threads": 4097}, "threads must be between 1 and 4096, got 4097")):  # fmt: skip
@@ -672,7 +672,7 @@ def test_rows_that_cannot_be_put_together_refuse_their_mode_alone(
         patch.setattr(profile_from_timings, "write", lambda begun, modes, out: asked.append(begun) or ({}, {}))
         asked = list[Any]()
         profile_from_timings.time_layers(
-            config(), Grid((1,), (4,)), out, device="cpu", quick=True, effort=Effort(least=3, most=3, warmups=2)
+            config(), TimingGrid((1,), (4,)), out, device="cpu", quick=True, effort=Effort(least=3, most=3, warmups=2)
         )
     [begun] = asked
     [point] = [row for row in begun.rows.rows if row["kind"] == "point"]
@@ -842,8 +842,8 @@ def test_a_ceiling_is_the_best_of_all_tries_between_the_rows(
 
     with device:
         found = profile_from_timings.time_layers(
-            config(), Grid((1, 2), (4, 8)), tmp_path / "out", device="cpu", quick=True, minutes=1e6, effort=Effort(least=3, most=3),
-            progress=quicker,
+            config(), TimingGrid((1, 2), (4, 8)), tmp_path / "out", device="cpu", quick=True, minutes=1e6,
+            effort=Effort(least=3, most=3), progress=quicker,
         )  # fmt: skip
     assert timed == 4
     assert found.outcome.header["flop_per_s"] == pytest.approx(1e9, rel=0.05)
@@ -1008,7 +1008,7 @@ def test_damaged_raw_rows_are_refused(written: str, said: str, tmp_path: Path) -
 
 
 def test_every_point_comes_once_in_every_round() -> None:
-    grid = Grid((1, 2), (8,), (1, 4), (0, 1), ("eager", "cuda-graph"), rounds=3)
+    grid = TimingGrid((1, 2), (8,), (1, 4), (0, 1), ("eager", "cuda-graph"), rounds=3)
     points = grid.points()
     assert len(points) == len(set(points)) == 2 * 1 * 2 * 2 * 2 * 3
     assert [point.round for point in points] == sorted(point.round for point in points)

@@ -19,15 +19,28 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.interpreters.in_one_process import Luck, Real, Sampling, Times
+from calibrate.interpreters.in_one_process import Luck, Real, RunTimes, Sampling
 from calibrate.loading.replicas import Replica
 from calibrate.timing import busy_neighbours, single_pass
 from calibrate.timing.busy_neighbours import Companions, Spec
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.workers import over_processes, worker_loop
 from calibrate.workers import worker_pool as pool_of
-from calibrate.workers.over_processes import GONE, Parallel, _Process
-from calibrate.workers.worker_loop import DONE, LENGTH, MADE, SLOTS, STATUS, STOPPED, Board, Command, Memory, Orders, Piece, Unit
+from calibrate.workers.over_processes import GONE, Parallel, _UnitProcess
+from calibrate.workers.worker_loop import (
+    DONE,
+    LENGTH,
+    MADE,
+    SLOTS,
+    STATUS,
+    STOPPED,
+    Board,
+    Command,
+    MissingRows,
+    Orders,
+    SharedState,
+    Unit,
+)
 from calibrate.workers.worker_pool import Flight, Post, ProcessError
 from model.base.checks import ParameterError
 from model.methods.ppd import algorithm as ppd
@@ -45,7 +58,7 @@ class AtOnce:
     def __init__(self, count: int, capacity: int = 16) -> None:
         self.decoder = real_models.decoders("llama")["target"]
         self.units, self.capacity, self.patience = count, capacity, 60.0
-        self.board, self.memory = Board(count), Memory.of(self.decoder, count, capacity)
+        self.board, self.memory = Board(count), SharedState.of(self.decoder, count, capacity)
         self.workers = [Unit(number, self.decoder, self.memory) for number in range(count)]
         self.unit = self.workers[0]
         self.tags, self.since = np.zeros_like(self.memory.tags), np.zeros_like(self.memory.tags)
@@ -134,9 +147,9 @@ def test_each_stretch_of_time_says_whose_it_was(three: Any) -> None:
     # Of a worker that lacks rows: from where they lie, and which passes of whom they are of.
     (unit, first), (_, second), (_, third) = three.told
     assert (unit, first.tokens, first.at, first.first, first.last, first.heads, first.followed) == (1, (5,), 2, 0, 5, 1, False)
-    assert first.pieces == (Piece(0, 0, 5, 0, 2),)
+    assert first.pieces == (MissingRows(0, 0, 5, 0, 2),)
     assert second.pieces == first.pieces
-    assert third.pieces == (Piece(0, 0, 5, 2, 3),)  # the one that was taken over, not its own
+    assert third.pieces == (MissingRows(0, 0, 5, 2, 3),)  # the one that was taken over, not its own
     assert run.work.account.adoptions == 1
     assert run.work.account.adopted_rows == LAYERS
     assert run.work.forks == 3
@@ -156,7 +169,7 @@ def test_rows_that_are_still_being_made_are_waited_for_layer_by_layer(three: Any
     run = Parallel(three)
     run.run(steps(), 1)
     [(_, command)] = three.told
-    assert command.pieces == (Piece(0, 0, 3, 0, 3, (2, 2, 2)),)
+    assert command.pieces == (MissingRows(0, 0, 3, 0, 3, (2, 2, 2)),)
     assert command.serial == 3
     assert command.believed == worker_loop.believed_of(np.array([[1, 1, 2]] * 3).tobytes())
 
@@ -164,17 +177,18 @@ def test_rows_that_are_still_being_made_are_waited_for_layer_by_layer(three: Any
 def test_rows_are_taken_from_wherever_they_lie(three: Any) -> None:
     """From the starter where that has them all; or each from whoever has it, the starter first."""
     run = Parallel(three)
-    main = _Process(iter(()), None, 0)  # type: ignore[arg-type]
-    sub = _Process(whole(4), main, 2)
+    main = _UnitProcess(iter(()), None, 0)  # type: ignore[arg-type]
+    sub = _UnitProcess(whole(4), main, 2)
     three.tags[:] = 0
     three.tags[0, :2, 1:4] = three.tags[1, :2, 1:4] = want = np.array([[4, 5, 6], [4, 5, 6]])
     asked = (sub, 2, (0, 2), (1, 4), want)
-    assert run._pieces(*asked) == (Piece(0, 0, 2, 1, 4),)
+    assert run._pieces(*asked) == (MissingRows(0, 0, 2, 1, 4),)
     three.tags[0, 1, 2] = 9  # nobody else lacks it
-    assert run._pieces(*asked) == (Piece(1, 0, 2, 1, 4),)
+    assert run._pieces(*asked) == (MissingRows(1, 0, 2, 1, 4),)
     three.tags[1, 0, 1], three.tags[2, 0, 3] = 9, 6
     assert run._pieces(*asked) == (
-        Piece(0, 0, 1, 1, 2), Piece(0, 0, 1, 2, 3), Piece(0, 1, 2, 1, 2), Piece(1, 1, 2, 2, 3), Piece(0, 1, 2, 3, 4),
+        MissingRows(0, 0, 1, 1, 2), MissingRows(0, 0, 1, 2, 3), MissingRows(0, 1, 2, 1, 2), MissingRows(1, 1, 2, 2, 3),
+        MissingRows(0, 1, 2, 3, 4),
     )  # fmt: skip
     three.tags[1, 1, 2] = 9
     with pytest.raises(CacheError, match="rows of layer 1 at position 2, which unit 2 lacks, are nowhere any more"):
@@ -348,7 +362,7 @@ def test_a_sub_process_writes_once_all_that_it_came_of_is_over(three: Any) -> No
 
 
 def test_what_a_run_is_given_is_that_of_one_process(three: Any) -> None:
-    sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), Times()
+    sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), RunTimes()
     run = Parallel(three, sampling=sampling, luck=luck, log=log, times=times, record=True)
     assert (run.sampling, run.luck, run.log, run.times, run.answers) == (sampling, luck, log, times, None)
     run.run(forked(whole(2, (5,))), 1)
@@ -714,8 +728,8 @@ def test_rows_are_kept_for_who_has_yet_to_copy_them(
     three: Any, low: int, high: int, stop: int, source: int, refused: bool
 ) -> None:
     """A pass over position 1 and what follows, through layers 1 and 2: what is before it or in other layers is not replaced."""
-    run, task = Parallel(three), _Process(whole(2), None, 2)
-    command = Command(1, (5,), 2, low, high, 0, None, (Piece(source, low, high, 0, stop),), 0)
+    run, task = Parallel(three), _UnitProcess(whole(2), None, 2)
+    command = Command(1, (5,), 2, low, high, 0, None, (MissingRows(source, low, high, 0, stop),), 0)
     flight = Flight(task, whole(2), command, 0, 0.0)
     three.posts[2].flights.append(flight)
     step = Forward("target", (7,), 1, 1, 3)
@@ -775,10 +789,10 @@ def test_who_follows_takes_each_layer_as_soon_as_it_is_there(three: Any, monkeyp
         if len(looks) == 4:
             one.make(Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), worker_loop.believed_of(b"")))
 
-    other.make(Command(8, (9,), 2, 0, LAYERS, 0, None, (Piece(0, 0, LAYERS, 0, 2, (7,) * LAYERS),), seen), None, meanwhile)
+    other.make(Command(8, (9,), 2, 0, LAYERS, 0, None, (MissingRows(0, 0, LAYERS, 0, 2, (7,) * LAYERS),), seen), None, meanwhile)
     assert three.memory.rows[0][..., :2, :].equal(three.memory.rows[1][..., :2, :])
     assert (other.tags[:, :3] == [7, 7, 8]).all()
-    later = Command(9, (9,), 2, 0, LAYERS, 0, None, (Piece(0, 0, LAYERS, 0, 2, (99,) * LAYERS),), seen)
+    later = Command(9, (9,), 2, 0, LAYERS, 0, None, (MissingRows(0, 0, LAYERS, 0, 2, (99,) * LAYERS),), seen)
     asked = iter([False] * 3)
     with pytest.raises(gpu_ordering.GaveUp):
         other.make(later, lambda: next(asked, True))
@@ -817,13 +831,13 @@ def test_rows_of_every_kind_are_copied_as_they_are(dtype: torch.dtype) -> None:
     shape = (2, 2, 1, 3, 8, 4)
     rows = [torch.randn(shape).to(dtype), torch.zeros(shape, dtype=dtype)]
     counts = [torch.zeros(2, 2, 8, dtype=torch.int64), *(torch.zeros(2, 2, dtype=torch.int64) for _ in range(2))]
-    memory = Memory(rows, [torch.zeros(1), torch.zeros(1), *counts])
+    memory = SharedState(rows, [torch.zeros(1), torch.zeros(1), *counts])
     assert memory.capacity == 8
     memory.copy(1, 0, slice(1, 2), slice(2, 4), slice(5, 7))
     assert rows[1][1, ..., 2:4, :].equal(rows[0][1, ..., 5:7, :])
     assert rows[1].count_nonzero() == rows[1][1, ..., 2:4, :].count_nonzero() > 0
     decoder = real_models.decoders("llama", dtype="float32")["target"]
-    found = Memory.of(decoder, 3, 10)
+    found = SharedState.of(decoder, 3, 10)
     assert [tuple(each.shape) for each in found.rows] == [(LAYERS, 2, 1, 2, 10, 4)] * 3
     assert [tuple(each.shape) for each in found.tensors[1]] == [(3, 10, 16), (3, 29), (3, LAYERS, 10), (3, LAYERS), (3, LAYERS)]
     assert {each.dtype for each in (*found.rows, *found.tensors[1][:2])} == {torch.float32}
@@ -899,14 +913,14 @@ class Pipe:
         return bool(self.told)
 
 
-def working(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", **orders: Any) -> tuple[Any, Any, Any, Memory]:
+def working(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", **orders: Any) -> tuple[Any, Any, Any, SharedState]:
     """A worker that has a board and a model, its pipe, the board and the memory of the main process."""
     monkeypatch.setattr(Replica, "load", lambda self: real_models.decoders(self.model)["target"])
     monkeypatch.setattr(worker_loop.gc, "freeze", lambda: None)
     end: Any = Pipe()
     worker = worker_loop._Worker(end, Orders(1, 2, None, 0.0, **orders))
     assert end.said.pop() == ("up", os.getpid())
-    board, memory = Board(2), Memory.of(real_models.decoders(kind)["target"], 2, 16)
+    board, memory = Board(2), SharedState.of(real_models.decoders(kind)["target"], 2, 16)
     whole_ = pickle.loads
 
     def found(said: bytes) -> Any:
@@ -1339,7 +1353,7 @@ def test_companions_run_a_pass_until_they_are_told_to_stop(monkeypatch: pytest.M
 
     monkeypatch.setattr(single_pass, "prepared", prepared)
     monkeypatch.setattr(architectures, "architecture", lambda name: f"built {name}")
-    monkeypatch.setattr(library_pass, "Model", lambda *what: what)
+    monkeypatch.setattr(library_pass, "LibraryModel", lambda *what: what)
     monkeypatch.setattr(busy_neighbours, "end_with_starter", lambda: asked.append("ends"))
     monkeypatch.setattr(busy_neighbours.signal, "signal", lambda *what: asked.append(what))
     context = SimpleNamespace(Pipe=lambda: kept_open(multiprocessing.Pipe()), Process=Thread)

@@ -295,7 +295,7 @@ def test_brackets_in_the_name_of_a_folder_are_no_pattern(album: Album, tmp_path:
 
 def test_profiles_are_drawn_each_once(album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(profile, "load", lambda name: SimpleNamespace(name=name.lower()))
-    monkeypatch.setattr("model.hardware.profile_costs.Measured", lambda each: f"measured {each.name}")
+    monkeypatch.setattr("model.hardware.profile_costs.ProfileCosts", lambda each: f"measured {each.name}")
     out = tmp_path / "new" / "folder"
     assert [path.name for path in figures.of_profiles(["A", "b"], out)] == ["roofline", "verify_cost", "layer_time"]
     assert album.folders == {out}

@@ -59,7 +59,7 @@ from figures.of_theory import (
 )
 from model.hardware import profile
 from model.hardware.devices import DEVICES
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from model.methods.ppd.algorithm import Parameters
 from model.published import deck_analysis
 from sim.runs.trace import record
@@ -297,7 +297,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "choices_bild": lambda: operations_and_bytes.draw(formula("bild").filter(pl.col("point").rank("dense") <= 16)),
     "choices_skipdecode": lambda: operations_and_bytes.draw(formula("skipdecode")),
     "largest_batch": lambda: largest_batch.draw(
-        {"H100": Measured(profiles()[0])},
+        {"H100": ProfileCosts(profiles()[0])},
         {"H100": test_figures_hardware.DRAFT},
         acceptance_rate=0.8,
         draft_length=3,
@@ -379,7 +379,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "timeline_skipped": lambda: test_figures_timeline.drawn(record("skipdecode", point=4, tokens=3)),
     "timeline_rows": lambda: test_figures_timeline.drawn(record("early-exit", point=1, tokens=4)),
     "timeline_units": of_units,
-    "verify_cost_hardware": lambda: wide_pass_cost.draw({"H100": Measured(profiles()[0])}, batches=(1, 8), widest=6),
+    "verify_cost_hardware": lambda: wide_pass_cost.draw({"H100": ProfileCosts(profiles()[0])}, batches=(1, 8), widest=6),
 }
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.interpret.interpreter import Work, count
-from model.interpret.world import Draft, World
+from model.interpret.interpreter import CountedWork, count
+from model.interpret.world import DraftModel, World
 from model.methods.adaptive import draft_length_policies
 from model.methods.adaptive import theory as adaptive
 from model.methods.adaptive.algorithm import OPTIONS, Parameters, decode
@@ -93,10 +93,10 @@ def round_speed(rate: float, length: int) -> float:
     return sum(rate**j for j in range(length + 1)) / (1 + 0.2 * length)
 
 
-def counted(parameters: Parameters, tokens: int, accept: list[bool], doubts: list[int]) -> Work:
+def counted(parameters: Parameters, tokens: int, accept: list[bool], doubts: list[int]) -> CountedWork:
     """What the algorithm asks for in this world."""
     survivors = [next((k for k, good in enumerate(accept[place:]) if not good), len(accept) - place) for place in range(tokens)]
-    world = World(1, parameters.layers, drafts={"draft": Draft("target", survivors)}, doubts=doubts)
+    world = World(1, parameters.layers, drafts={"draft": DraftModel("target", survivors)}, doubts=doubts)
     return count(decode(parameters, [0], tokens), world, tokens)
 
 
@@ -139,7 +139,7 @@ def test_a_decoding_ends_at_the_stop_token_and_after_so_many(policy: str) -> Non
     """The prompt is three tokens, and the true text goes on with 3, 4, 5 and so on."""
     for stop, tokens, last in ((None, 7, 9), (6, 7, 6), (2, 3, 5), (9, 7, 9), (10, 7, 9)):
         for accepted in ([0] * 12, [9] * 12, [1] * 12):
-            world = World(3, 4, drafts={"draft": Draft("target", accepted)}, doubts=[0] * 12)
+            world = World(3, 4, drafts={"draft": DraftModel("target", accepted)}, doubts=[0] * 12)
             work = count(decode(choice(policy), [0, 1, 2], tokens, () if stop is None else (stop,)), world, 99)
             assert work.tokens == [*range(3, last + 1)]
             assert work.layer_passes >= 2 * 4 + 2 + 4 * len(work.commits)  # both models read two tokens of the prompt first

@@ -178,7 +178,9 @@ def measured() -> tuple[dict[str, bytes], pl.DataFrame, pl.DataFrame]:
     found = runs_of(made, clock, units=[1, 1, 2])
     with folder() as here:
         named = {role: profile.save(clock[role], here).name for role in found.log.models}
-        measured_runs.save(measured_runs.Runs(found.log, found.table, dict(found.about) | {"profiles": named}), here / "own.json")
+        measured_runs.save(
+            measured_runs.MeasuredRuns(found.log, found.table, dict(found.about) | {"profiles": named}), here / "own.json"
+        )
         return {path.name: path.read_bytes() for path in here.iterdir()}, found.table, found.log.table()
 
 

@@ -459,15 +459,15 @@ def test_a_large_grid_is_run_where_that_is_said(tmp_path: Path, monkeypatch: pyt
 def test_a_run_has_a_million_shards_at_most_and_says_how_long_more_would_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sim.runs.shard_plan import Plan
+    from sim.runs.shard_plan import ShardPlan
 
     tables = {"scenario": {"name": "many", "tokens": 2, "views": ["formula"]}, "method": {"name": "autoregressive", "layers": 4}}
-    monkeypatch.setattr(Plan, "estimate", lambda self: 7200.0)
-    monkeypatch.setattr(Plan, "count", lambda self: 1_000_001)
+    monkeypatch.setattr(ShardPlan, "estimate", lambda self: 7200.0)
+    monkeypatch.setattr(ShardPlan, "count", lambda self: 1_000_001)
     with pytest.raises(ValueError, match=r"1,000,000 shards, got 1,000,001 \(about 2 hours on one core\); take fewer points"):
         sweep.run(tables, out=tmp_path / "out", jobs=1)
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(Plan, "count", lambda self: 1_000_000)
+    monkeypatch.setattr(ShardPlan, "count", lambda self: 1_000_000)
     assert sweep.run(tables, out=tmp_path / "out", jobs=1).rows == 1
 
 

@@ -20,7 +20,7 @@ from model.hardware import devices, profile
 from model.hardware.cost_models import memory, pass_time, prompt_time, step_time
 from model.hardware.devices import DEVICES
 from model.hardware.profile import Profile, Source, table_of
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from model.hardware.roofline import Efficiency, Roofline
 from sim.commands.sim_app import app
 from sim.runs import trace
@@ -509,7 +509,7 @@ def test_bundled_profiles_price_every_method_of_a_scenario() -> None:
     for row in rows_of(tables):
         assert row["cost_source"].startswith("composed")
         assert 1 < row["speedup"] < (1 - 0.7**5) / 0.3
-    assert row["seconds_per_layer"] == float(Measured(profile.load("h100-llama-2-13b")).layer(1, 528).seconds)
+    assert row["seconds_per_layer"] == float(ProfileCosts(profile.load("h100-llama-2-13b")).layer(1, 528).seconds)
 
 
 def test_what_is_composed_is_called_by_its_device_and_model() -> None:
@@ -517,7 +517,7 @@ def test_what_is_composed_is_called_by_its_device_and_model() -> None:
         cost = HardwareCost(**({"kind": "profile", "profile": "h100-llama-2-13b"} | {  # type: ignore[arg-type]
             f"{where}profile": "h100-operations", f"{where}shape": "llama-68m"}))
         found = cost.of(role)
-        assert isinstance(found, Measured)
+        assert isinstance(found, ProfileCosts)
         assert (found.profile.name, found.profile.model, found.profile.device) == ("h100-llama-68m", "llama-68m", "h100")
 
 
@@ -526,7 +526,7 @@ def test_a_draft_that_nobody_measured_is_estimated_on_the_same_device() -> None:
     cost = {"kind": "profile", "profile": "rtx-4090-llama-3.1-8b", "draft_shape": "llama-68m"}
     of = DEVICES["rtx-4090"]
     guessed = Roofline(preset("llama-68m"), of.bandwidth, of.rates["bfloat16"])
-    measured = Measured(profile.load("rtx-4090-llama-3.1-8b"))
+    measured = ProfileCosts(profile.load("rtx-4090-llama-3.1-8b"))
     ratio = float(step_time(guessed, 528).seconds / step_time(measured, 528).seconds)
     for row in rows_of(scenario(method, cost, ACCEPT)):
         assert row["cost_ratio"] == pytest.approx(ratio)
