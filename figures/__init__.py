@@ -238,12 +238,12 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
     `names` are those of bundled profiles, or paths of their .json, each of a model; at most three.
     """
     from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
-    from model.hardware import profile
+    from model.hardware import profile_files
     from model.hardware.profile_costs import ProfileCosts
 
     if not 1 <= len(names) <= layer_time.MOST_PROFILES:
         raise checks.ParameterError(f"profiles must be 1 to {layer_time.MOST_PROFILES}, got {len(names)}; draw the others apart")
-    found = [profile.load(name) for name in names]
+    found = [profile_files.load(name) for name in names]
     twice = [each.name for index, each in enumerate(found) if each.name in {other.name for other in found[:index]}]
     if twice:
         raise checks.ParameterError(f"profiles must differ in their names, got {twice[0]} twice; leave one out")

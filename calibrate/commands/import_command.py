@@ -132,13 +132,13 @@ def bundle(
 def _save(made: Profile, out: Path) -> None:
     """Write a profile, and say what it covers, how far off it is and what is to be known of it."""
     from model.base.checks import ParameterError, shown
-    from model.hardware import profile
+    from model.hardware import profile_files
 
     if not re.fullmatch(r"[\w.-]+", made.name):
         raise ParameterError(f"name must be of letters, digits, dots, dashes and underscores, got {shown(made.name)}")
     if not made.date:  # the source does not say when it was measured
         made = replace(made, date=datetime.date.today().isoformat())
-    path = profile.save(made, out)
+    path = profile_files.save(made, out)
     print(f"{path}: {made.provenance}")
     print(f"covers {made.coverage()}")
     if made.errors:

@@ -100,7 +100,7 @@ def _wanted(
 def _lines(result: TimedProfiles) -> Iterator[str]:
     """The result as text: the machine, what each layer reaches beside the peaks, the other parts, and where it all lies."""
     from model.hardware import physical_limits
-    from model.hardware.profile import load
+    from model.hardware.profile_files import load
 
     header = result.outcome.header
     libraries = f"torch {header['torch']}, transformers {header['transformers']}"
@@ -142,7 +142,7 @@ def _others(profile: Any) -> Iterator[str]:
 
 def _warnings(result: TimedProfiles) -> dict[str, list[str]]:
     """What of each mode's profile beats the ceilings that were measured."""
-    from model.hardware.profile import load
+    from model.hardware.profile_files import load
 
     return {mode: load(path).facts.get("warnings", []) for mode, path in result.profiles.items()}
 

@@ -74,7 +74,8 @@ def rows_of(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def profile_of(name: str) -> Profile:
     """The profile that follows from such a file: the bundled one of its name.
 
-    To bundle another: put its rows into `calibrate/measurements`, and `model.hardware.profile.save` this into `model/profiles`.
+    To bundle another: put its rows into `calibrate/measurements`, and `model.hardware.profile_files.save` this into
+    `model/profiles`.
     """
     header, rows = rows_of(name)
     return layers_of(header, rows, "eager", name, path_of(name), "calibrate/measurements/")

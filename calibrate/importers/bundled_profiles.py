@@ -21,7 +21,7 @@ from model.architectures import transformer
 from model.architectures.transformer import BYTES, Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
-from model.hardware import composed_layers, isotonic, profile
+from model.hardware import composed_layers, isotonic, profile, profile_files
 from model.hardware.composed_layers import LeaveOneOutErrors
 from model.hardware.profile import AXES, TIMES, Profile, Source
 
@@ -112,7 +112,7 @@ def profiles(data: str | Path) -> Iterator[Profile]:
 def write(data: str | Path, folder: str | Path) -> list[Path]:
     """Derive all profiles, then write them."""
     made = [*profiles(data)]
-    return [profile.save(each, folder) for each in made]
+    return [profile_files.save(each, folder) for each in made]
 
 
 # --- what they rest on ---

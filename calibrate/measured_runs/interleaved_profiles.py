@@ -20,7 +20,7 @@ from calibrate.timing.timing_grid import TimingGrid, go_over, release, told
 from calibrate.untested_on_gpu.cuda_graphs import WIDEST, Graphs
 from model.base import checks
 from model.base.checks import ParameterError
-from model.hardware.profile import load
+from model.hardware.profile_files import load
 
 if TYPE_CHECKING:
     from calibrate.decoders.adapter import Decoder

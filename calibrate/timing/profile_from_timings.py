@@ -19,7 +19,8 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware import physical_limits
 from model.hardware.interpolation import Surface
-from model.hardware.profile import AXES, TIMES, Profile, Source, save, table_of
+from model.hardware.profile import AXES, TIMES, Profile, Source, table_of
+from model.hardware.profile_files import save
 
 if TYPE_CHECKING:
     from calibrate.decoders.adapter import Decoder

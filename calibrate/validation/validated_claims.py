@@ -18,7 +18,7 @@ from calibrate.fits import roofline_fit as fits
 from calibrate.importers import aiconfigurator, bundled_profiles, csv_reading, vidur
 from model.architectures import transformer
 from model.base.checks import ParameterError
-from model.hardware import composed_layers, interpolation, isotonic, profile
+from model.hardware import composed_layers, interpolation, isotonic, profile_files
 from model.hardware.composed_layers import LeaveOneOutErrors
 from model.hardware.interpolation import Floats, Surface
 from model.hardware.profile import Profile
@@ -640,7 +640,7 @@ def claims(data: str | Path) -> tuple[Claim, ...]:
         between(small.measured(root, small.HELD), origin(root, vid)),
         beyond([*whole, *a40], origin(root, vid)),
         ordered([*whole, *a40], origin(root, vid)),
-        step(engine_run.read(root / RUN), profile.load("rtx-4090-llama-3.1-8b"), origin(root, sim)),
+        step(engine_run.read(root / RUN), profile_files.load("rtx-4090-llama-3.1-8b"), origin(root, sim)),
         two_sources(root, made, origin(root, aic, vid, "gpu/frontier")),
         rooflines(of_layers, origin(root, vid, sim)),
         roofline_attention([fits.attention_of(made[f"{gpu} {engine}"]) for gpu, _, engine in fits.TABLES], Efficiency(),

@@ -394,7 +394,8 @@ def layer(
         other models on the same GPU were off (`LAYER_ERRORS` in `facts`), or else `OFF`.
 
     >>> from model.architectures.transformer import preset
-    >>> made = layer(profile.load("h100-operations"), preset("llama-2-13b"), [1, 2])
+    >>> from model.hardware import profile_files
+    >>> made = layer(profile_files.load("h100-operations"), preset("llama-2-13b"), [1, 2])
     >>> {ways: round(float(made.rows("dense", ways)["time_s"][0]) * 1e6) for ways in made.ways}  # 189 us to read it as a whole
     {1: 256, 2: 141}
     """

@@ -316,13 +316,13 @@ def _said(values: Mapping[str, Any]) -> str:
 
 def profiles_of(names: Sequence[str], runs: MeasuredRuns, folder: Path) -> dict[str, Profile]:
     """Profiles by role: those given as ROLE=PROFILE, one alone for the target; or those of the runs' sitting, beside them."""
-    from model.hardware import profile
+    from model.hardware import profile_files
 
     found: dict[str, Profile] = {}
     if not names:
         if not runs.about["profiles"]:
             raise ParameterError("profile is required: the runs name none of their sitting; give --profile ROLE=NAME for each")
-        return {role: profile.load(str(folder / name)) for role, name in runs.about["profiles"].items()}
+        return {role: profile_files.load(str(folder / name)) for role, name in runs.about["profiles"].items()}
     for each in names:
         role, equals, name = each.partition("=")
         if not equals:
@@ -331,5 +331,5 @@ def profiles_of(names: Sequence[str], runs: MeasuredRuns, folder: Path) -> dict[
             raise checks.unknown("role", role, ROLES)
         if role in found:
             raise ParameterError(f"profile of the {role} is given twice; give it once")
-        found[role] = profile.load(name)
+        found[role] = profile_files.load(name)
     return found

@@ -20,7 +20,7 @@ from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.costs.operating_point import OperatingPoint, operating_point
-from model.hardware import cost_models, devices, physical_limits, profile
+from model.hardware import cost_models, devices, physical_limits, profile, profile_files
 from model.hardware.cost_models import DeviceMemory, Hardware, Served
 from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.hardware.roofline import Efficiency, Roofline
@@ -224,7 +224,7 @@ def _covers(found: profile.Profile) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _loaded(name: str, _: _Stamp) -> profile.Profile:
-    found = profile.load(name)
+    found = profile_files.load(name)
     if name.endswith(".json") and found.kind == "model":  # the user's own; those that come along are held to it by tests
         shape = shape_of(found)
         across = found.facts.get("source", 0) if shape.encoder_layers else 0

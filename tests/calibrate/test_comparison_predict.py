@@ -24,7 +24,7 @@ from model.architectures.transformer import Shape, from_config
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassCost
-from model.hardware import profile
+from model.hardware import profile_files
 from model.hardware.cost_models import UniformLayers
 from model.hardware.profile import Profile, Source, table_of
 from model.hardware.profile_costs import ProfileCosts
@@ -443,7 +443,7 @@ def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
     several = predict.compare(MeasuredRuns(found.log, over, found.about), profiles)
     assert set(several["missing"]) == {"dispatch, wake, promotion, turn, alone, beside, called"}
     for role in ("target", "draft"):
-        profile.save(lacking if role == "target" else profiles[role], tmp_path)
+        profile_files.save(lacking if role == "target" else profiles[role], tmp_path)
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}}
     path = measured_runs.save(MeasuredRuns(found.log, found.table, about), tmp_path / "own.json")
     assert "counted as nothing: head of the target (speculative)" in " ".join(invoke(path).output.split())
@@ -488,7 +488,7 @@ def written(folder: Path, **more: Any) -> Path:
     found, _ = some_runs()
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}} | more
     for role in ("target", "draft"):
-        profile.save(profile_of(role), folder)
+        profile_files.save(profile_of(role), folder)
     return measured_runs.save(MeasuredRuns(found.log, found.table, about), folder / "own.json")
 
 

@@ -25,7 +25,7 @@ from calibrate.untested_on_gpu import cuda_graphs
 from calibrate.untested_on_gpu.cuda_graphs import Graphs
 from calibrate.untested_on_gpu.over_streams import Lanes
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from model.logs import measured_runs
 from sim.comparison import comparison_report, predict
 from tests.support import real_models, recording
@@ -87,7 +87,7 @@ def test_runs_say_how_their_passes_were_made(made: tuple[Path, measured_runs.Mea
     assert found.mode == measured_runs.load(out).mode == "cuda-graph"
     assert found.about["room"] == 128  # as long as whatever is timed beside them needs
     assert [*found.about["profiles"].values()] == [f"cpu-{name}-graph-interpreter.json" for name in ("model", "draft")]
-    timed = {role: profile.load(out.parent / name) for role, name in found.about["profiles"].items()}
+    timed = {role: profile_files.load(out.parent / name) for role, name in found.about["profiles"].items()}
     assert all(each.mode == "cuda-graph" for each in timed.values())
     assert not {"tree", "beams", "fork"} & {*timed["target"].parts}
     _, table, about = predict.of_file(out)
@@ -99,7 +99,7 @@ def test_runs_say_how_their_passes_were_made(made: tuple[Path, measured_runs.Mea
 
 def test_profiles_of_another_mode_are_refused(made: tuple[Path, measured_runs.MeasuredRuns, Cuda]) -> None:
     out, found, _ = made
-    timed = {role: profile.load(out.parent / name) for role, name in found.about["profiles"].items()}
+    timed = {role: profile_files.load(out.parent / name) for role, name in found.about["profiles"].items()}
     eager = measured_runs.MeasuredRuns(found.log, found.table, {key: value for key, value in found.about.items() if key != "mode"})
     assert eager.mode == "eager"  # as files were written that do not say it
     wrong = predict.mismatches(eager, timed)

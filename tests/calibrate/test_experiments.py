@@ -19,7 +19,7 @@ from calibrate.measured_runs import measure_runs, run_plan
 from calibrate.timing import profile_from_timings
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from sim.comparison import predict
 from tests.support.clockwork import few_parts
 from tests.support.recording import installed
@@ -131,7 +131,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     encodes = preset(run.model).encoder_layers > 0
     assert {len(each.decoding.prompt) for each in found.timed.values()} == {1 if encodes else run.prompt_tokens}
     if encodes:
-        assert {profile.load(out.parent / each).facts["source"] for each in about["profiles"].values()} == {run.prompt_tokens}
+        assert {profile_files.load(out.parent / each).facts["source"] for each in about["profiles"].values()} == {run.prompt_tokens}
     texts = [dict(each.settings).get("sequences", 1) for each in written.choices]
     assert table["tokens"].to_list() == [2 * each for each in texts]
 

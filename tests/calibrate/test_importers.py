@@ -23,7 +23,7 @@ from calibrate.commands.calibrate_app import app
 from calibrate.importers import aiconfigurator, csv_reading, llmservingsim, vidur
 from model.architectures import transformer
 from model.base.checks import ParameterError
-from model.hardware import devices, profile
+from model.hardware import devices, profile_files
 from model.hardware.profile import TIMES, Profile
 
 PRODUCT = "time_stats.attn_pre_proj.median"
@@ -184,7 +184,7 @@ def test_a_layer_of_llmservingsim_has_its_norm_twice(folder: Path) -> None:
 @pytest.mark.parametrize("source", READ)
 def test_what_is_read_comes_back_from_a_file_and_names_its_sources(source: str, folder: Path, tmp_path: Path) -> None:
     made = READ[source](folder)
-    again = profile.load(profile.save(made, tmp_path))
+    again = profile_files.load(profile_files.save(made, tmp_path))
     assert again.table.equals(made.table)
     assert again.sources == made.sources
     assert {part for each in made.sources for part in each.parts} == {*made.parts}
@@ -273,7 +273,7 @@ def test_a_profile_says_what_it_is_of_and_the_command_says_it_too(source: str, f
         *(f"note: {each}" for each in wanted["notes"]),
     ]  # fmt: skip
     # A source that does not say when it was measured: the day on which it was read.
-    assert profile.load(tmp_path / f"{wanted['name']}.json").date == (wanted["date"] or datetime.date.today().isoformat())
+    assert profile_files.load(tmp_path / f"{wanted['name']}.json").date == (wanted["date"] or datetime.date.today().isoformat())
 
 
 def test_errors_are_of_inner_points_between_their_neighbours(folder: Path) -> None:
@@ -891,7 +891,7 @@ def test_the_command_writes_what_the_function_reads(source: str, folder: Path, t
     assert "mine.json: measured" in done.stdout
     assert "covers " in done.stdout
     assert done.stderr == ""
-    made = profile.load(out / "mine.json")
+    made = profile_files.load(out / "mine.json")
     whole = READ[source](folder).table
     assert made.table.height == whole.filter(pl.col("part").is_in(made.parts)).height
     assert {each.commit for each in made.sources} == {"abc123"}
@@ -911,7 +911,7 @@ def test_tables_of_vidur_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None
         out = tmp_path / "-".join(more[::2])
         done = CliRunner().invoke(app, [*arguments(folder)["vidur"], *more, "-o", str(out)])
         assert done.exit_code == 0, done.output
-        made = profile.load(out / "a100-llama-2-7b.json")
+        made = profile_files.load(out / "a100-llama-2-7b.json")
         assert ({*made.parts} == {*whole.parts}) == (more == given)
         assert ("step" in made.parts) == ("--overheads" in more)
         assert ("send" in made.parts) == ("--network" in more)
@@ -922,7 +922,7 @@ def test_the_command_composes_a_model(folder: Path, tmp_path: Path) -> None:
     more = ["--model", "llama-3.1-8b", "--ways", "1,2", "-o", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*arguments(folder)["aiconfigurator"], *more])
     assert done.exit_code == 0, (done.output, done.exception)
-    made = profile.load(tmp_path / "out" / "h100-llama-3.1-8b.json")
+    made = profile_files.load(tmp_path / "out" / "h100-llama-3.1-8b.json")
     assert (made.provenance, made.ways) == ("composed", (1, 2))
 
 

@@ -16,7 +16,7 @@ from calibrate.timing import profile_from_timings, reads_and_processes
 from calibrate.timing.single_pass import Effort, Point
 from calibrate.timing.timing_grid import TimingGrid
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from model.logs import measured_runs
 from tests.support.clockwork import few_parts
 
@@ -115,7 +115,7 @@ def test_a_sitting_makes_profiles_of_the_decoders_that_decode(
     beside.end()
     assert ran > 2 * 4 * 2
     for role, name in (("target", "cpu-family-medium"), ("draft", "cpu-family-draft")):
-        found = profile.load(tmp_path / f"{name}-interpreter.json")
+        found = profile_files.load(tmp_path / f"{name}-interpreter.json")
         assert found.notes[0].startswith("weights are its own; of the repeats of a round the mean counts")
         assert found.shape["layers"] == decoders[role].layers
         there = {"layer", "step", "look", "again", "early_head", "early_softmax", "early_state", "fork", "after", "tree", "rows"}

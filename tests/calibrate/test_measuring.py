@@ -29,7 +29,7 @@ from calibrate.workers import worker_pool as pool_of
 from calibrate.workers.worker_loop import ASLEEP, DONE, LISTENING, SLOTS, STOPPED, Board
 from calibrate.workers.worker_pool import Pool, Post, ProcessError, started
 from model.base.checks import ParameterError
-from model.hardware.profile import load
+from model.hardware.profile_files import load
 from tests.support import real_models, workers
 
 

@@ -20,7 +20,8 @@ from calibrate.timing import profile_from_timings, reads_and_processes, timing_g
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.hardware import physical_limits
-from model.hardware.profile import AXES, PROCESS_TEXT, save
+from model.hardware.profile import AXES, PROCESS_TEXT
+from model.hardware.profile_files import save
 from model.logs.spans import Span
 
 

@@ -34,7 +34,7 @@ from calibrate.timing.single_pass import Effort, Point, prepared
 from calibrate.timing.timing_grid import TimingGrid
 from model.architectures import transformer
 from model.base.checks import ParameterError
-from model.hardware import physical_limits, profile
+from model.hardware import physical_limits, profile, profile_files
 from sim.scenarios.hardware_cost import HardwareCost
 from tests.support import real_models
 from tests.support.clockwork import Clockwork, Machine
@@ -444,7 +444,7 @@ def call(*arguments: str, code: int = 0) -> Any:
 def test_a_profile_is_written_and_says_what_it_is_of(kind: str, config: Callable[..., str], tmp_path: Path) -> None:
     out = tmp_path / "out"
     said = call("layers", "--model", config(kind), *QUICK, "-o", str(out)).stdout
-    found = profile.load(out / f"cpu-tiny-{kind}.json")
+    found = profile_files.load(out / f"cpu-tiny-{kind}.json")
     assert found.parts == ("layer", "head", "embedding", "step")
     assert found.provenance == "measured"
     assert found.shape["layers"] == 3
@@ -491,7 +491,7 @@ def test_an_interrupted_run_goes_on_where_it_was(
     call(*arguments, "--resume")
     assert [(point.width, point.context) for point in timed] == [(1, 8), (2, 8)]
     assert rows.read_text().startswith(before)
-    assert profile.load(rows.with_suffix(".json")).rows("layer").height == 4
+    assert profile_files.load(rows.with_suffix(".json")).rows("layer").height == 4
 
 
 def test_rows_of_another_machine_are_not_gone_on_with(config: Callable[..., str], tmp_path: Path) -> None:
@@ -523,9 +523,9 @@ def test_a_point_that_does_not_fit_fails_alone(
         done = call(*arguments, code=1)
     assert "failed: eager width 2 context 8 batch 1: out of memory: CUDA out of memory" in done.stderr
     assert "Traceback" not in done.stderr
-    assert profile.load(out / "cpu-tiny-llama.json").rows("layer")["width"].to_list() == [1, 1]
+    assert profile_files.load(out / "cpu-tiny-llama.json").rows("layer")["width"].to_list() == [1, 1]
     call(*arguments, "--resume")  # what failed is tried again
-    assert profile.load(out / "cpu-tiny-llama.json").rows("layer").height == 4
+    assert profile_files.load(out / "cpu-tiny-llama.json").rows("layer").height == 4
 
 
 def test_a_lost_device_ends_the_run_and_keeps_what_was_timed(
@@ -535,7 +535,7 @@ def test_a_lost_device_ends_the_run_and_keeps_what_was_timed(
     done = call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), code=1)
     assert done.stderr.count("failed:") == 3  # it was the second of four
     assert done.stderr.count("the device was lost before it") == 2
-    assert profile.load(tmp_path / "out" / "cpu-tiny-llama.json").rows("layer").height == 1
+    assert profile_files.load(tmp_path / "out" / "cpu-tiny-llama.json").rows("layer").height == 1
 
 
 def test_spent_minutes_leave_points_out_and_say_so(config: Callable[..., str], tmp_path: Path) -> None:
@@ -574,7 +574,7 @@ def test_a_slow_layout_of_operands_is_no_ceiling(
     with Machine(clockwork, rate=2.2e10, slow=1.1e9, bandwidth=1e15):
         done = call("layers", "--model", config(), *HALF, "-o", str(tmp_path / "out"))
     assert done.stderr == ""
-    found = profile.load(tmp_path / "out" / "cpu-tiny-llama.json")
+    found = profile_files.load(tmp_path / "out" / "cpu-tiny-llama.json")
     assert found.rate == pytest.approx(2.2e10, rel=0.05)  # but for looking at the clock
     assert found.facts["peaks"] == "measured"
     assert "warnings" not in found.facts
@@ -685,7 +685,7 @@ def test_rows_that_cannot_be_put_together_refuse_their_mode_alone(
         "another -o"
     }
     assert begun.rows.rows[-1]["kind"] == "ceilings"
-    found = profile.load(written["eager"])
+    found = profile_files.load(written["eager"])
     assert found.notes[0] == (
         "weights are random; a layer's time is the median over layers of the medians of repeats, with their quartiles"
     )
@@ -700,8 +700,8 @@ def test_what_layers_reached_is_printed_beside_the_peaks(monkeypatch: pytest.Mon
     """All lines of a made-up result: a profile that comes along, its rates from times and bytes, and where all lies."""
     from calibrate.commands import layers_command
 
-    found = profile.load("cpu-llama-68m")
-    path = profile.save(found, tmp_path)
+    found = profile_files.load("cpu-llama-68m")
+    path = profile_files.save(found, tmp_path)
     header = {"model": "llama-68m", "dtype": "float32", "name": "a machine", "torch": "9.9", "transformers": "8.8"}
     ceilings = {"read_bytes_per_s": 12.34e9, "copy_bytes_per_s": 5.67e9, "flop_per_s": 0.1234e12}
     outcome = SimpleNamespace(header=header, path=tmp_path / "raw.jsonl", rows=[{"kind": "point"}, {"kind": "ceilings"}], failed=[])
@@ -813,7 +813,7 @@ def test_what_beats_a_measured_ceiling_is_told_and_kept(
     out = tmp_path / "out"
     with Machine(clockwork, rate=1e9, inner=32, best=1e11, bandwidth=1e15):  # the models' width, that of no product tried
         done = call("layers", "--model", config(), *QUICK, "-o", str(out))
-    found = profile.load(out / "cpu-tiny-llama.json")
+    found = profile_files.load(out / "cpu-tiny-llama.json")
     [layer, _] = found.facts["warnings"]
     assert re.match(r"layer at width 2, .* would be .* FLOP/s, and cpu was measured to reach 1e\+09 \(arithmetic\): ", layer)
     assert done.stderr.splitlines() == [f"warning: mode eager: {line}" for line in found.facts["warnings"]]
@@ -822,7 +822,7 @@ def test_what_beats_a_measured_ceiling_is_told_and_kept(
     assert [str(each.message) for each in said] == [f"cpu-tiny-llama.json: {line}" for line in found.facts["warnings"]]
     # What is a hundred times as fast again is no kernel: somebody took a unit for another.
     table = found.table.with_columns(pl.col("time_s", "low_s", "high_s") / 100)
-    profile.save(replace(found, name="wrong", table=table), out)
+    profile_files.save(replace(found, name="wrong", table=table), out)
     with pytest.raises(ParameterError, match=r"wrong\.json: layer at width 2, .*: more than 100 times that is a mistake; look at"):
         HardwareCost("profile", profile=str(out / "wrong.json"))
 
@@ -848,7 +848,7 @@ def test_a_ceiling_is_the_best_of_all_tries_between_the_rows(
     assert timed == 4
     assert found.outcome.header["flop_per_s"] == pytest.approx(1e9, rel=0.05)
     assert found.ceilings["flop_per_s"] == pytest.approx(1e10, rel=0.05)
-    assert profile.load(found.profiles["eager"]).rate == found.ceilings["flop_per_s"]
+    assert profile_files.load(found.profiles["eager"]).rate == found.ceilings["flop_per_s"]
 
 
 @pytest.mark.slow  # companions in this process are in the quick tier: tests.calibrate.test_workers_in_one_process
@@ -860,7 +860,7 @@ def test_other_processes_do_the_same_work(config: Callable[..., str], tmp_path: 
     for row in points[2:]:
         assert len(row["companion_passes"]) == 1
         assert row["companion_passes"][0] >= 1
-    found = profile.load(tmp_path / "out" / "cpu-tiny-llama.json")
+    found = profile_files.load(tmp_path / "out" / "cpu-tiny-llama.json")
     assert found.rows("layer", busy=1).height == found.rows("layer").height == 2
 
 
@@ -1022,7 +1022,7 @@ def test_links_between_processes_are_timed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(transfers, "_PATIENCE", 3600.0)  # on a busy machine processes take long to start
     said = call("links", "--quick", "-o", str(tmp_path), "--link", "shared-memory,gloo").stdout
     for link in ("shared-memory", "gloo"):
-        found = profile.load(tmp_path / f"links-{link}.json")
+        found = profile_files.load(tmp_path / f"links-{link}.json")
         assert (found.kind, found.parts) == ("links", ("send",))
         assert found.rows("send")["size"].to_list() == [1024, 65_536, 1_048_576]
         assert (found.rows("send")["time_s"] > 0).all()
@@ -1134,7 +1134,7 @@ def test_dense_parts_and_heads_are_held_too() -> None:
 
 @pytest.mark.parametrize("name", cpu_step.names())
 def test_bundled_profiles_follow_from_their_rows(name: str) -> None:
-    bundled = profile.load(name)
+    bundled = profile_files.load(name)
     header, _ = cpu_step.rows_of(name)
     again = cpu_step.profile_of(name)
     assert again.table.equals(bundled.table)

@@ -25,7 +25,7 @@ from calibrate.validation import validated_claims
 from calibrate.validation import validation_page as page
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
-from model.hardware import composed_layers, profile
+from model.hardware import composed_layers, profile, profile_files
 from model.hardware.cost_models import step_time
 from model.hardware.profile import Profile
 from model.hardware.profile_costs import PEAKS, ProfileCosts
@@ -48,18 +48,18 @@ LAW = Efficiency(memory=0.7, compute=0.6, elementwise=0.5, cache=0.9, launch=7e-
 
 @pytest.fixture(scope="module")
 def operations() -> dict[str, Profile]:
-    return {gpu: profile.load(f"{gpu}-operations") for gpu in OPERATIONS}
+    return {gpu: profile_files.load(f"{gpu}-operations") for gpu in OPERATIONS}
 
 
 @pytest.fixture(scope="module")
 def layers() -> tuple[fits.MeasuredLayers, ...]:
     """Vidur's layers: three models from the profiles that come along, phi-2 from the table that is kept."""
     small = pl.read_csv(KEPT / "phi_2.csv")
-    found = [fits.layers_of(profile.load(f"{gpu}-{model}")) for gpu in fits.GPUS for model in bundled_profiles.VIDUR]
+    found = [fits.layers_of(profile_files.load(f"{gpu}-{model}")) for gpu in fits.GPUS for model in bundled_profiles.VIDUR]
     for gpu in fits.GPUS:
         rows = small.filter(pl.col("gpu") == gpu)
         found.append(fits.MeasuredLayers(gpu, "phi-2", rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy()))
-    return (*found, fits.layers_of(profile.load("rtx-4090-llama-3.1-8b")))
+    return (*found, fits.layers_of(profile_files.load("rtx-4090-llama-3.1-8b")))
 
 
 def kept_run() -> engine_run.EngineRun:
@@ -95,7 +95,7 @@ def test_attention_left_out_is_found_again(operations: dict[str, Profile], gpu: 
 
 
 def composed(operations: dict[str, Profile]) -> validated_claims.Claim:
-    return validated_claims.composed(operations, [profile.load(name) for name in WHOLE])
+    return validated_claims.composed(operations, [profile_files.load(name) for name in WHOLE])
 
 
 def test_a_composed_layer_is_what_was_measured(operations: dict[str, Profile]) -> None:
@@ -121,7 +121,7 @@ def test_a_composed_layer_without_what_lies_between_its_products_is_not(
 
 
 def test_a_step_of_an_engine_is_what_the_profile_says() -> None:
-    claim = validated_claims.step(kept_run(), profile.load("rtx-4090-llama-3.1-8b"))
+    claim = validated_claims.step(kept_run(), profile_files.load("rtx-4090-llama-3.1-8b"))
     every, none_back = claim.case("all seconds without prompts"), claim.case("of these: none came back")
     assert every.errors.size > 100
     assert every.median <= 0.05
@@ -132,7 +132,7 @@ def test_a_step_of_an_engine_is_what_the_profile_says() -> None:
 
 @pytest.mark.parametrize("part", ["attention", "dense"])
 def test_a_profile_that_lacks_a_part_of_a_step_misses_the_bound(part: str) -> None:
-    made = profile.load("rtx-4090-llama-3.1-8b")
+    made = profile_files.load("rtx-4090-llama-3.1-8b")
     scaled = pl.when(pl.col("part") == part).then(0.5).otherwise(1.0)
     less = replace(made, table=made.table.with_columns(pl.col(name) * scaled for name in profile.TIMES))
     assert validated_claims.step(kept_run(), less).case("of these: none came back").median > 0.05
@@ -141,7 +141,7 @@ def test_a_profile_that_lacks_a_part_of_a_step_misses_the_bound(part: str) -> No
 def test_seconds_in_which_nothing_is_read_again_tell_apart_what_the_log_does_not() -> None:
     """Of the seconds that take a tenth longer than predicted nearly all are such; lying beside a prompt tells nothing."""
     run = kept_run()
-    errors = run.errors(ProfileCosts(profile.load("rtx-4090-llama-3.1-8b")))
+    errors = run.errors(ProfileCosts(profile_files.load("rtx-4090-llama-3.1-8b")))
     late = run.decoding & (np.nan_to_num(errors) < -0.1)
     assert (late & run.reading_again).sum() >= 0.85 * late.sum()
     assert run.reading_again[run.decoding].mean() < 0.3
@@ -587,7 +587,7 @@ def test_seconds_are_asked_for_with_ten_texts_and_no_prompt() -> None:
     run = engine_run.EngineRun(prompts, written, running, np.zeros(5), np.full(5, 512.0), returned)
     assert run.decoding.tolist() == [False, True, False, False, True]
     assert run.reading_again.tolist() == [False, True, False, False, False]
-    hardware = ProfileCosts(profile.load("rtx-4090-llama-3.1-8b"))
+    hardware = ProfileCosts(profile_files.load("rtx-4090-llama-3.1-8b"))
     errors = run.errors(hardware)
     assert np.isnan(errors[2])
     # Ten texts that write a hundred tokens a second take steps of a tenth of a second.
@@ -626,7 +626,7 @@ def test_time_stamps_say_what_the_cache_says(tmp_path: Path) -> None:
     known, stamped = engine_run.read(DATA / validated_claims.RUN), engine_run.read(tmp_path)
     seconds = known.decoding & ~known.reading_again
     assert np.median(np.abs(stamped.context[seconds] / known.context[seconds] - 1)) < 0.03
-    hardware = ProfileCosts(profile.load("rtx-4090-llama-3.1-8b"))
+    hardware = ProfileCosts(profile_files.load("rtx-4090-llama-3.1-8b"))
     errors = [np.median(np.abs(run.errors(hardware)[seconds])) for run in (known, stamped)]
     assert errors[1] < errors[0] + 0.01
 
@@ -665,7 +665,7 @@ def claim(*cases: validated_claims.PredictionErrors) -> validated_claims.Claim:
 
 GOOD = validated_claims.PredictionErrors("good", np.array([0.01, -0.02, 0.03]), "m 3", 0.025)
 def test_a_table_is_dense_with_every_m_from_1_to_17() -> None:
-    made = profile.load("h100-operations")
+    made = profile_files.load("h100-operations")
     assert validated_claims.is_dense(made)
     for m in range(1, 19):
         less = replace(made, table=made.table.filter((pl.col("part") != "gemm") | (pl.col("m") != m)))

@@ -19,7 +19,7 @@ from figures.of_hardware import layer_time
 from figures.of_runs import accepted_tokens, operations_and_bytes, tradeoff
 from figures.of_theory import hierarchical_regions
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from model.methods.speculative import theory as speculative
 from model.published import deck_analysis
 from tests.support.album import DRAWING, Album
@@ -294,7 +294,7 @@ def test_brackets_in_the_name_of_a_folder_are_no_pattern(album: Album, tmp_path:
 
 
 def test_profiles_are_drawn_each_once(album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(profile, "load", lambda name: SimpleNamespace(name=name.lower()))
+    monkeypatch.setattr(profile_files, "load", lambda name: SimpleNamespace(name=name.lower()))
     monkeypatch.setattr("model.hardware.profile_costs.ProfileCosts", lambda each: f"measured {each.name}")
     out = tmp_path / "new" / "folder"
     assert [path.name for path in figures.of_profiles(["A", "b"], out)] == ["roofline", "verify_cost", "layer_time"]

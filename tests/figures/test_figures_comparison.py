@@ -357,13 +357,13 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
 
 @pytest.mark.usefixtures("unrendered")
 def test_a_comparison_is_drawn_by_the_command(tmp_path: Path) -> None:
-    from model.hardware import profile
+    from model.hardware import profile_files
 
     found, profiles = every()
     measured_runs.save(found, tmp_path / "one.json")
     options = []
     for role, each in profiles.items():
-        options += ["--profile", f"{role}={profile.save(each, tmp_path)}"]
+        options += ["--profile", f"{role}={profile_files.save(each, tmp_path)}"]
     done = CliRunner().invoke(app, ["compare", str(tmp_path / "one.json"), *options, "--figures", str(tmp_path / "drawn")])
     assert done.exit_code == 0, done.output
     names = {"predicted_measured", "error_by_method", "time_parts", "gantt_pair"}

@@ -23,7 +23,7 @@ from figures.of_theory import largest_batch
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.costs.operating_point import operating_point
-from model.hardware import profile
+from model.hardware import profile_files
 from model.hardware.cost_models import Estimate, UniformLayers, memory, pass_time
 from model.hardware.devices import DEVICES
 from model.hardware.profile import Profile, Source, table_of
@@ -35,7 +35,7 @@ from tests.figures.test_figures_speculative import inside, xy
 from tests.figures.test_figures_tradeoff import lines
 from tests.support.figure_checks import odd_dashes, shown
 
-MODELS = tuple(name for name in profile.names() if profile.load(name).kind == "model")
+MODELS = tuple(name for name in profile_files.names() if profile_files.load(name).kind == "model")
 MEASURED, COMPOSED, TAKEN_OVER = "h100-llama-2-7b", "h100-llama-2-13b", "a40-llama-2-7b"
 CONTEXTS = (128, 512, 2048)
 PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -76,7 +76,7 @@ def whole(tmp_path: Path) -> Profile:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_part_is_measured_where_the_notes_do_not_say_composed(name: str) -> None:
-    found = profile.load(name)
+    found = profile_files.load(name)
     said = " ".join(found.notes)
     for ways in found.ways:
         assert provenance.is_measured(found, "dense", ways) == (found.provenance == "measured" or "dense: measured" in said)
@@ -87,8 +87,8 @@ def test_a_part_is_measured_where_the_notes_do_not_say_composed(name: str) -> No
 
 
 def test_an_efficiency_of_another_device_is_called_assumed() -> None:
-    assert "assumed" in provenance.of_part(profile.load(TAKEN_OVER), "attention")
-    assert "assumed" not in provenance.of_part(profile.load(TAKEN_OVER), "dense")
+    assert "assumed" in provenance.of_part(profile_files.load(TAKEN_OVER), "attention")
+    assert "assumed" not in provenance.of_part(profile_files.load(TAKEN_OVER), "dense")
     roof = Roofline(preset("llama-2-7b"), 1e12, 1e14)
     assert provenance.of_hardware(roof) == roof.provenance
 
@@ -109,7 +109,7 @@ def test_what_lies_beyond_the_table_is_said(whole: Profile) -> None:
 
 
 def test_points_are_the_rows_and_roofs_the_peaks() -> None:
-    found = [profile.load(MEASURED), profile.load(COMPOSED)]
+    found = [profile_files.load(MEASURED), profile_files.load(COMPOSED)]
     figure = reached_peaks.draw(found)
     drawn = lines(figure.axes[0])
     for each in found:
@@ -135,7 +135,7 @@ def test_points_are_the_rows_and_roofs_the_peaks() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_layer_passes_its_devices_roof(name: str) -> None:
-    found = profile.load(name)
+    found = profile_files.load(name)
     for ways in found.ways:
         stored = reached_peaks.points(found, ways)
         assert (stored.rate <= np.minimum(found.rate, found.bandwidth * stored.intensity) * 1.0001).all()
@@ -160,13 +160,13 @@ def test_peaks_are_called_measured_where_they_were(whole: Profile) -> None:
 def test_what_has_no_roofline_is_refused() -> None:
     for wrong, words in (
         ([], "profiles must be 1 to 4, got 0"),
-        ([profile.load(MEASURED)] * 5, "got 5"),
-        ([profile.load("h100-operations")], "is one of operations"),
+        ([profile_files.load(MEASURED)] * 5, "got 5"),
+        ([profile_files.load("h100-operations")], "is one of operations"),
     ):
         with pytest.raises(ParameterError, match=words):
             reached_peaks.draw(wrong)
     with pytest.raises(ParameterError, match=r"ways must be one of 1, what profile rtx-4090-llama-3\.1-8b has, got 2"):
-        reached_peaks.draw([profile.load("rtx-4090-llama-3.1-8b")], ways=2)
+        reached_peaks.draw([profile_files.load("rtx-4090-llama-3.1-8b")], ways=2)
 
 
 # --- Wide passes --------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_what_has_no_roofline_is_refused() -> None:
 
 def test_a_wide_pass_costs_what_methods_are_charged() -> None:
     """The same curve, with the same ends, as the engine's at that operating point."""
-    hardware = ProfileCosts(profile.load(COMPOSED))
+    hardware = ProfileCosts(profile_files.load(COMPOSED))
     cost = operating_point(hardware, prompt=960, tokens=128, batch=32, widest=12)
     figure = wide_pass_cost.draw({"H100": hardware}, batches=(1, 32), widest=12, context=1024)
     [axes] = figure.axes
@@ -202,7 +202,7 @@ def test_width_is_free_where_memory_decides_and_proportional_where_arithmetic_do
 
 
 def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
-    costs = {name: ProfileCosts(profile.load(name)) for name in ("a100-llama-2-13b", COMPOSED, TAKEN_OVER)}
+    costs = {name: ProfileCosts(profile_files.load(name)) for name in ("a100-llama-2-13b", COMPOSED, TAKEN_OVER)}
     figure = wide_pass_cost.draw(costs, batches=(1, 8, 64), widest=8)
     assert [axes.get_title(loc="left") for axes in figure.axes] == list(costs)
     for axes, hardware in zip(figure.axes, costs.values(), strict=True):
@@ -227,7 +227,7 @@ def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
 
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
 def test_the_largest_batch_is_the_last_that_theorem_3_8_lets_gain(rate: float) -> None:
-    hardware, contexts, most = ProfileCosts(profile.load(COMPOSED)), (128, 1024), 300
+    hardware, contexts, most = ProfileCosts(profile_files.load(COMPOSED)), (128, 1024), 300
     draft = Roofline(preset("llama-68m"), 2e12, 5e14)
     found = largest_batch.limits(hardware, draft, acceptance_rate=rate, draft_length=7, contexts=contexts, most=most)
     for context, largest in zip(contexts, found.pays, strict=True):
@@ -243,7 +243,7 @@ def test_the_largest_batch_is_the_last_that_theorem_3_8_lets_gain(rate: float) -
 
 
 def test_limits_move_as_they_must() -> None:
-    hardware = ProfileCosts(profile.load(COMPOSED))
+    hardware = ProfileCosts(profile_files.load(COMPOSED))
     given: dict[str, Any] = {"draft_length": 4, "contexts": (128, 512, 2048), "most": 256}
     found = [largest_batch.limits(hardware, DRAFT, acceptance_rate=rate, **given).pays for rate in (0.0, 0.3, 0.6, 1.0)]
     assert (found[0] == 0).all()
@@ -254,7 +254,7 @@ def test_limits_move_as_they_must() -> None:
 
 
 def test_memory_holds_so_many_texts_and_not_one_more() -> None:
-    hardware, room = ProfileCosts(profile.load(COMPOSED), ways=2), DEVICES["h100"].memory_bytes
+    hardware, room = ProfileCosts(profile_files.load(COMPOSED), ways=2), DEVICES["h100"].memory_bytes
     given: dict[str, Any] = {"acceptance_rate": 0.7, "draft_length": 4, "most": 16}
     found = largest_batch.limits(hardware, DRAFT, **given, contexts=(1024, 8192), available=room)
     assert found.fits is not None
@@ -268,7 +268,7 @@ def test_memory_holds_so_many_texts_and_not_one_more() -> None:
 
 
 def test_the_figure_draws_the_limits_and_says_what_is_given() -> None:
-    costs = {name: ProfileCosts(profile.load(name)) for name in (COMPOSED, "l40s-llama-2-13b")}
+    costs = {name: ProfileCosts(profile_files.load(name)) for name in (COMPOSED, "l40s-llama-2-13b")}
     given: dict[str, Any] = {"acceptance_rate": 0.55, "draft_length": 6, "contexts": CONTEXTS, "most": 256}
     drafts = {COMPOSED: DRAFT, "l40s-llama-2-13b": UniformLayers(preset("llama-68m"), 4e-4)}
     rooms = {"l40s-llama-2-13b": DEVICES["l40s"].memory_bytes}
@@ -313,7 +313,7 @@ def test_acceptance_is_never_defaulted() -> None:
 
 @pytest.mark.parametrize("name", ["rtx-4090-llama-3.1-8b", MEASURED, COMPOSED])
 def test_marks_are_the_sums_of_rows(name: str) -> None:
-    found = profile.load(name)
+    found = profile_files.load(name)
     dense = dict(found.rows("dense").select("tokens", "time_s").rows())
     attention = {(row["context"], row["batch"]): row["time_s"] for row in found.rows("attention").to_dicts() if row["width"] == 1}
     figure = layer_time.draw([found], batches=(1, 32))
@@ -330,7 +330,7 @@ def test_marks_are_the_sums_of_rows(name: str) -> None:
 
 
 def test_a_layer_is_its_products_and_its_attention() -> None:
-    hardware = ProfileCosts(profile.load(COMPOSED), ways=4)
+    hardware = ProfileCosts(profile_files.load(COMPOSED), ways=4)
     found = layer_time.times(hardware, [256, 1000, 4096], 8)
     assert (found.context.dtype, found.context.tolist()) == (np.float64, [256, 1000, 4096])
     assert found.whole == pytest.approx(hardware.layer(1, [256, 1000, 4096], 8).seconds)
@@ -380,7 +380,7 @@ def test_a_command_draws_profiles(tmp_path: Path) -> None:
         f"{name}.{ending}" for name in ("roofline", "verify_cost", "layer_time") for ending in ("png", "svg")
     ]
     assert len({path.read_bytes() for path in written}) == 6
-    own = profile.save(profile.load("rtx-4090-llama-3.1-8b"), tmp_path)
+    own = profile_files.save(profile_files.load("rtx-4090-llama-3.1-8b"), tmp_path)
     assert plot("--profile", str(own), "-o", str(tmp_path / "own"), "--json").exit_code == 0
     shown = plot("--help").stdout
     assert "--profile" in shown
@@ -618,7 +618,7 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     # Where a point lies beyond the ridge there is room for it too.
     weak = replace(crowd, rate=1e12 * float(found.intensity.max()) / 2)
     assert reached_peaks.draw([weak]).axes[0].get_xlim()[1] == pytest.approx(2.5 * float(found.intensity.max()))
-    split = profile.load(COMPOSED)
+    split = profile_files.load(COMPOSED)
     halves = shown(reached_peaks.draw([split], ways=2))
     assert halves.texts[1] == "a decoder layer split 2 ways (numbers: tokens in the pass), attention left out"
     # Over a part of a layer, by the weights that a device of two keeps.

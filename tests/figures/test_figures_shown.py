@@ -57,7 +57,7 @@ from figures.of_theory import (
     largest_batch,
     verify_cost,
 )
-from model.hardware import profile
+from model.hardware import profile, profile_files
 from model.hardware.devices import DEVICES
 from model.hardware.profile_costs import ProfileCosts
 from model.methods.ppd.algorithm import Parameters
@@ -82,7 +82,7 @@ LAYOUT = KEPT.with_name("figures_layout.json")
 
 @cache
 def profiles() -> list[profile.Profile]:
-    return [profile.load("h100-llama-2-7b")]
+    return [profile_files.load("h100-llama-2-7b")]
 
 
 def of_batches() -> pl.DataFrame:

@@ -625,7 +625,7 @@ def test_what_was_found_is_printed_and_is_the_document(command: str, record: Rec
     more, answer, lines, document = ANSWERS[command]
     profiled = SimpleNamespace(engine="an engine", bandwidth=1.024e9)
     profiled.rows = lambda part: pl.DataFrame(SENDS, ["size", "time_s"], orient="row") if part == "send" else None
-    record.replace("model.hardware.profile.load", profiled)
+    record.replace("model.hardware.profile_files.load", profiled)
     record.replace(CASES[command][1], lambda **_: pl.DataFrame(answer) if answer is MEASURED else answer)
     words = [*command.split()[1:], *LEFT_OUT[command][0].split()]
     done = CliRunner().invoke(calibrate_app, [*words, *more.split()])

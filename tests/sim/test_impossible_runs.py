@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from model.logs import measured_runs
 from sim.commands.sim_app import app
 from tests.support.comparisons import decoded, profiles, runs_of
@@ -34,7 +34,7 @@ def honest() -> measured_runs.MeasuredRuns:
 def put(folder: Path, about: Callable[[dict[str, Any]], dict[str, Any]] | None = None, table: pl.DataFrame | None = None) -> Path:
     """The honest runs with something changed, and the profiles beside them; checksums are right."""
     found = honest()
-    named = {role: profile.save(each, folder).name for role, each in profiles(head=2e-3, wake=1e-3, turn=1e-4).items()}
+    named = {role: profile_files.save(each, folder).name for role, each in profiles(head=2e-3, wake=1e-3, turn=1e-4).items()}
     own = measured_runs.MeasuredRuns(
         found.log, found.table, dict(found.about) | {"profiles": {role: named[role] for role in found.log.models}}
     )
