@@ -443,7 +443,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
         seen.append({each.name for each in tmp_path.iterdir()} - {*before})
         raise OSError("full")
 
-    monkeypatch.setattr(profile.os, "replace", refuse)
+    monkeypatch.setattr(profile_files.os, "replace", refuse)
     with pytest.raises(OSError, match="full"):
         profile_files.save(made(ROWS[:7]), tmp_path)
     # Both were there whole, hidden, before either took its place.
@@ -508,9 +508,9 @@ def test_bundled_profiles_go_by_their_names(monkeypatch, tmp_path):
     profile_files.save(made(), tmp_path)
     monkeypatch.chdir(tmp_path)
     assert profile_files.load("tiny.json").name == "tiny"
-    monkeypatch.setattr(profile, "_bundled", lambda: tmp_path)
+    monkeypatch.setattr(profile_files, "_bundled", lambda: tmp_path)
     (tmp_path / "notes.txt").write_text("")
     assert profile_files.names() == ["tiny"]
     assert profile_files.load("tiny").name == "tiny"
-    monkeypatch.setattr(profile, "_bundled", lambda: tmp_path / "nowhere")
+    monkeypatch.setattr(profile_files, "_bundled", lambda: tmp_path / "nowhere")
     assert profile_files.names() == []
