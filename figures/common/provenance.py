@@ -45,7 +45,7 @@ def parts_said(profile: Profile, ways: int = 1) -> str:
     """The parts of a layer, each with how its times came about; one word where all came about alike.
 
     >>> from model.hardware import profile_files
-    >>> parts_said(profile_files.load("h100-llama-2-7b")), parts_said(profile.load("rtx-4090-llama-3.1-8b"))
+    >>> parts_said(profile_files.load("h100-llama-2-7b")), parts_said(profile_files.load("rtx-4090-llama-3.1-8b"))
     ('products measured, attention composed of operations', 'measured')
     """
     found = {part: of_part(profile, part, ways) for part in WORDS if part in profile.parts}
