@@ -89,12 +89,12 @@ def aiconfigurator(
     profiles
     """
     from calibrate.importers import aiconfigurator as source
-    from calibrate.importers import csv_reading
+    from calibrate.importers import imported_tables
     from model.architectures import transformer
     from model.hardware import composed_layers
 
     splits = _whole_numbers("ways", ways)
-    shape = transformer.named(model, csv_reading.DTYPE, key="model") if model else None
+    shape = transformer.named(model, imported_tables.DTYPE, key="model") if model else None
     made = source.read(folder, gpu=gpu, engine=engine, attention=attention, name="" if model else name, unit=unit, commit=commit)
     _save(made if shape is None else composed_layers.layer(made, shape, splits, model=transformer.label(model), name=name), out)
 

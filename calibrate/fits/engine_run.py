@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.importers import csv_reading
+from calibrate.importers import imported_tables
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.hardware.cost_models import Hardware, step_time
@@ -89,7 +89,7 @@ def read(folder: str | Path) -> EngineRun:
     """
     root = Path(folder)
     names = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
-    table = csv_reading.read(root / "timeseries.csv", names, root=root)
+    table = imported_tables.read(root / "timeseries.csv", names, root=root)
     second, prompts, written, running, waiting, full = (table.column(name, least=0) for name in names)
     try:
         meta = bounded_files.json_of(bounded_files.read_bytes(root / "meta.json"))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.importers import aiconfigurator, csv_reading, llmservingsim, vidur
+from calibrate.importers import aiconfigurator, imported_tables, llmservingsim, vidur
 from model.architectures import transformer
 from model.architectures.transformer import BYTES, Shape
 from model.base import bounded_files, checks
@@ -130,7 +130,7 @@ def with_reductions(made: Profile, rows: list[dict[str, Any]], sources: tuple[So
     table = made.table.filter(made.table["part"] != "all_reduce")
     return replace(
         made, table=profile.added(table, rows), notes=(*made.notes, note),
-        errors={**made.errors, **csv_reading.errors(rows)},
+        errors={**made.errors, **imported_tables.errors(rows)},
         sources=(*(each for each in made.sources if each.parts != ("all_reduce",)), *sources),
     )  # fmt: skip
 
@@ -326,7 +326,7 @@ def _with_links(made: Profile, root: Path, gpu: str, networks: Mapping[str, Any]
         return replace(made, notes=(*made.notes, "send: not measured"))
     rows, tables_, _ = networks[gpu]
     sends = [row for row in rows if row["part"] == "send"]
-    source = csv_reading.source(tables_["send"], root, vidur.REPOSITORY, vidur.LICENCE, "", ("send",))
+    source = imported_tables.source(tables_["send"], root, vidur.REPOSITORY, vidur.LICENCE, "", ("send",))
     table = profile.added(made.table, sends)
     return replace(made, table=table, sources=(*made.sources, source), notes=(*made.notes, "send: between two devices of one node"))
 

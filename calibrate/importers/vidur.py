@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.importers import csv_reading
-from calibrate.importers.csv_reading import ImportedTable
+from calibrate.importers import imported_tables
+from calibrate.importers.imported_tables import ImportedTable
 from model.architectures import transformer
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
@@ -78,10 +78,12 @@ def read(
         Of the repository that the files are from.
     """
     root = Path(folder)
-    shape, device = transformer.named(model, csv_reading.DTYPE, key="model"), devices.device(gpu)
+    shape, device = transformer.named(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
     model = transformer.label(model)
     layer = [each for each in LAYER if each != SECOND_NORM or shape.norms > 1]
-    mlp = csv_reading.read(root / "mlp.csv", [*_columns([*layer, "emb"]), "num_tokens", "num_tensor_parallel_workers"], root=root)
+    mlp = imported_tables.read(
+        root / "mlp.csv", [*_columns([*layer, "emb"]), "num_tokens", "num_tensor_parallel_workers"], root=root
+    )
     rows, notes = _layer(mlp, layer, shape, device, unit)
     sources = [_source(mlp, root, commit, ("dense", "embedding"))]
     for given, usual, more in ((attention, "attention.csv", _attention), (overheads, "cpu_overheads.csv", _step)):
@@ -96,16 +98,17 @@ def read(
         rows, notes = rows + found, notes + said
         sources += [_source(table, Path(network), commit, (part,)) for part, table in read_.items()]
     return Profile(
-        name=name or f"{device.name}-{model}", device=device.name, model=model, dtype=csv_reading.DTYPE,
+        name=name or f"{device.name}-{model}", device=device.name, model=model, dtype=imported_tables.DTYPE,
         engine="Sarathi (profiled by Vidur)", mode="kernel-only", kind="model", provenance="measured", date="",
         bandwidth=device.bandwidth,
-        rate=device.rate(csv_reading.DTYPE), cache_bytes=device.cache_bytes, table=profile.table_of(rows), sources=tuple(sources),
-        shape=asdict(shape), notes=tuple(notes), errors=csv_reading.errors(rows),
+        rate=device.rate(imported_tables.DTYPE), cache_bytes=device.cache_bytes, table=profile.table_of(rows),
+        sources=tuple(sources),
+        shape=asdict(shape), notes=tuple(notes), errors=imported_tables.errors(rows),
     )  # fmt: skip
 
 
 def _source(table: ImportedTable, root: Path, commit: str, parts: Any) -> Source:
-    return csv_reading.source(table, root, REPOSITORY, LICENCE, commit, parts)
+    return imported_tables.source(table, root, REPOSITORY, LICENCE, commit, parts)
 
 
 def _columns(operations: list[str]) -> list[str]:
@@ -138,17 +141,17 @@ def _layer(
     for operation, size in weights.items():
         column = f"time_stats.{operation}.median"
         each = size / ways
-        moved, work = each * csv_reading.BYTES_EACH, 2 * each * tokens
-        csv_reading.check_reached(
+        moved, work = each * imported_tables.BYTES_EACH, 2 * each * tokens
+        imported_tables.check_reached(
             table, column, table.seconds(column, unit), device, moved=moved, operations=work, rounding=ROUNDING
         )
     dense, embedding = _times(table, layer, unit), _times(table, ["emb"], unit)
-    csv_reading.check_total(table, "time_stats.*.median", dense["time_s"])
+    imported_tables.check_total(table, "time_stats.*.median", dense["time_s"])
     rows: list[dict[str, Any]] = []
     for part, times in (("dense", dense), ("embedding", embedding)):
         for many in np.unique(ways):
             chosen = ways == many
-            rows += csv_reading.rows(
+            rows += imported_tables.rows(
                 part, {"tokens": tokens[chosen]}, {key: each[chosen] for key, each in times.items()}, ways=int(many)
             )
     notes = [
@@ -156,7 +159,7 @@ def _layer(
         "and high are quartiles that go with sums of deviations",
         "times were rounded to 1 us",
     ]
-    return rows, notes + csv_reading.dips(rows, "dense", "tokens")
+    return rows, notes + imported_tables.dips(rows, "dense", "tokens")
 
 
 def _check_model(table: ImportedTable, shape: Shape, columns: dict[str, str]) -> None:
@@ -186,11 +189,11 @@ def _attention(
         "kv_cache_size",
         "is_prefill",
     ]
-    whole = csv_reading.read(path, _columns(needed) + others, root=root)
+    whole = imported_tables.read(path, _columns(needed) + others, root=root)
     prompts = whole.words("is_prefill", ("true", "false")) == "true"
     _check_model(whole, shape, {"n_q_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden"})
     around = [each for each in AROUND_ATTENTION if f"time_stats.{each}.median" in whole.frame.columns]
-    csv_reading.require(whole, _columns(around))
+    imported_tables.require(whole, _columns(around))
     rows: list[dict[str, Any]] = []
     for chosen, operation in ((~prompts, "attn_decode"), (prompts, "attn_prefill")):
         table = whole.where(chosen)
@@ -202,17 +205,19 @@ def _attention(
         ways = table.whole("num_tensor_parallel_workers", least=1)
         column = f"time_stats.{operation}.median"
         each = shape.kv_heads * shape.head_dim / ways
-        moved = 2 * batch * (context + width) * each * csv_reading.BYTES_EACH
+        moved = 2 * batch * (context + width) * each * imported_tables.BYTES_EACH
         work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
         seconds, often = table.seconds(column, unit), LAUNCHES["attention"]
-        csv_reading.check_reached(table, column, seconds, device, moved=moved, operations=work, rounding=ROUNDING, launches=often)
+        imported_tables.check_reached(
+            table, column, seconds, device, moved=moved, operations=work, rounding=ROUNDING, launches=often
+        )
         times = _times(table, [*around, operation], unit)
-        csv_reading.check_total(table, column, times["time_s"])
+        imported_tables.check_total(table, column, times["time_s"])
         single = batch == 1 if wide else np.ones(table.height, dtype=bool)
         for many in np.unique(ways):
             kept = single & (ways == many)
             keys = {"width": width[kept], "context": context[kept], "batch": batch[kept]}
-            rows += csv_reading.rows("attention", keys, {key: values[kept] for key, values in times.items()}, ways=int(many))
+            rows += imported_tables.rows("attention", keys, {key: values[kept] for key, values in times.items()}, ways=int(many))
     notes = [f"attention: with {', '.join(around)}; passes of several tokens are prompt passes of one text"]
     if "attn_kv_cache_save" in around:
         notes.append("attention: saving keys and values of many tokens of one text grows with them; it was measured so")
@@ -224,7 +229,7 @@ def _step(
 ) -> tuple[list[dict[str, Any]], ImportedTable, list[str]]:
     """Rows of the part step: medians of what the host does."""
     columns = [f"{each}_median" for each in STEP]
-    whole = csv_reading.read(path, [*columns, "model_name", "batch_size", "tensor_parallel_degree"], root=root)
+    whole = imported_tables.read(path, [*columns, "model_name", "batch_size", "tensor_parallel_degree"], root=root)
     theirs = whole.frame["model_name"].cast(str).str.to_lowercase()
     mine = theirs.str.contains(model.lower(), literal=True).fill_null(False)
     table = whole.where(mine)
@@ -233,12 +238,12 @@ def _step(
         hint = "; a model of a config.json is called after its folder"
         raise ParameterError(f"{whole.shown}: column model_name: no row of {model}; there are {listed}{hint}")
     total = np.sum([table.seconds(column, unit) for column in columns], axis=0)
-    csv_reading.check_total(table, columns[0], total)
+    imported_tables.check_total(table, columns[0], total)
     batch, ways = table.whole("batch_size", least=1), table.whole("tensor_parallel_degree", least=1)
     rows: list[dict[str, Any]] = []
     for many in np.unique(ways):
         kept = ways == many
-        rows += csv_reading.rows("step", {"batch": batch[kept]}, {"time_s": total[kept]}, ways=int(many))
+        rows += imported_tables.rows("step", {"batch": batch[kept]}, {"time_s": total[kept]}, ways=int(many))
     listed = ", ".join(STEP)
     return rows, table, [f"step: {listed}, medians, on Vidur's host; smaller batches than {batch.min():g} take what that one takes"]
 
@@ -254,17 +259,19 @@ def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]]
         if not path.is_file():
             continue
         columns = [*_columns([collective]), "num_workers", "size", "devices_per_node", "collective"]
-        whole = csv_reading.read(path, columns, root=root)
+        whole = imported_tables.read(path, columns, root=root)
         whole.words("collective", (collective,))
         workers, together = whole.whole("num_workers", least=2), whole.whole("devices_per_node", least=1)
         times = _times(whole, [collective], unit)
-        csv_reading.check_total(whole, f"time_stats.{collective}.median", times["time_s"])
+        imported_tables.check_total(whole, f"time_stats.{collective}.median", times["time_s"])
         sizes = whole.whole("size", least=1)
         for many in np.unique(workers):
             kept = (workers == many) & (together == many)
             # A transfer is between two devices, however many share a layer: it has no ways.
             ways = 1 if part == "send" else int(many)
-            rows += csv_reading.rows(part, {"size": sizes[kept]}, {key: values[kept] for key, values in times.items()}, ways=ways)
+            rows += imported_tables.rows(
+                part, {"size": sizes[kept]}, {key: values[kept] for key, values in times.items()}, ways=ways
+            )
         found[part] = whole
     if not rows:
         raise ParameterError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from calibrate.timing import profile_from_timings, reads_and_processes
+from calibrate.timing import process_times, profile_from_timings, read_times
 from calibrate.timing.single_pass import Effort, Point, measure
 from calibrate.timing.timing_grid import TimingGrid, go_over, release, told
 from calibrate.untested_on_gpu.cuda_graphs import WIDEST, Graphs
@@ -84,7 +84,7 @@ class Passes:
     def room(self) -> int:
         """Rows of a text that replayed passes need: those of the grid, and those that everything else is timed on."""
         widths = [each for each in self.widths if each <= WIDEST]
-        return max(max(self.contexts) + max(widths, default=0) + 1, reads_and_processes.ROOM)
+        return max(max(self.contexts) + max(widths, default=0) + 1, read_times.ROOM)
 
     @property
     def grids(self) -> tuple[TimingGrid, ...]:
@@ -139,7 +139,7 @@ class Sitting:
             begun.built.unequal = role != "target" and not isinstance(decoders[role], Graphs)
         self.pieces: list[RoundPart] = []
         self.made = self.turn = 0
-        self.texts: list[reads_and_processes.Apart] = []
+        self.texts: list[process_times.Apart] = []
         """Over processes or streams, of this repeat of the runs."""
         self.refused: dict[str, str] = {}
         """Roles whose profile could not be made when it was last tried, and why."""
@@ -170,8 +170,8 @@ class Sitting:
         rows = self.of["target"].rows.rows
         timed = any(row["kind"] == "processes" and row["round"] == turn for row in rows)
         if (self.processes or self.lanes is not None) and not timed:
-            for number in range(reads_and_processes.TEXTS):
-                yield RoundPart("target", turn * reads_and_processes.TEXTS + number, APART)
+            for number in range(process_times.TEXTS):
+                yield RoundPart("target", turn * process_times.TEXTS + number, APART)
 
     def between(self, share: float, pool: Pool | None = None) -> None:
         """Time as much as belongs before this share of a repeat of the runs, over their processes where they have some."""
@@ -183,9 +183,9 @@ class Sitting:
         begun = self.of[piece.role]
         if piece.what == APART:
             if self.lanes is not None:
-                self.texts.append(reads_and_processes.over_streams(self.lanes, piece.round))
+                self.texts.append(process_times.over_streams(self.lanes, piece.round))
             elif pool is not None:
-                self.texts.append(reads_and_processes.over_processes(pool, piece.round))
+                self.texts.append(process_times.over_processes(pool, piece.round))
         elif isinstance(piece.what, str):
             profile_from_timings.time_rest(begun, piece.round, (piece.what,))
         elif piece.what not in begun.rows.done():
@@ -209,7 +209,7 @@ class Sitting:
         if self.texts:
             target = self.of["target"]
             target.rows.add(
-                {"kind": "processes", "round": self.turn} | reads_and_processes.apart(self.texts, target.built.decoder.layers)
+                {"kind": "processes", "round": self.turn} | process_times.apart(self.texts, target.built.decoder.layers)
             )
         for role, begun in self.of.items():
             written, refused = profile_from_timings.write(begun, (MODE,), self.folder)

@@ -1,7 +1,7 @@
 """A pass as decoding makes it, repeatable, for timing: on rows of our own, with all that the interpreter does around it.
 
 What a profile of these says is what `calibrate decode` and `calibrate run` take: bookkeeping, masks and the look at the result are
-in `step`. What else decoding does has times of its own: `calibrate.timing.reads_and_processes`.
+in `step`. What else decoding does has times of its own: `calibrate.timing.read_times`.
 """
 
 from __future__ import annotations

@@ -153,16 +153,16 @@ def open_model(
 
 def time_rest(begun: Open, turn: int, kinds: Sequence[str] = ("reads", "after")) -> None:
     """Time what decoding does besides whole passes, as round `turn`, unless it has been timed."""
-    from calibrate.timing import reads_and_processes
+    from calibrate.timing import read_times
 
     begun.built.read_source()
     done = {row["kind"] for row in begun.rows.rows if row.get("round") == turn}
     for kind in kinds:
         if kind not in done:
             made = (
-                reads_and_processes.reads(begun.built.decoder)
+                read_times.reads(begun.built.decoder)
                 if kind == "reads"
-                else reads_and_processes.after(begun.built.decoder)
+                else read_times.after(begun.built.decoder)
             )
             begun.rows.add({"kind": kind, "round": turn} | ({"busy": 0} if kind == "reads" else {}) | made)
 
@@ -335,16 +335,16 @@ def _besides(
     """Rows of the interpreter's profile of what decoding does besides whole passes. `calls` is what a pass takes besides its parts,
     by busy [s].
     """
-    from calibrate.timing import reads_and_processes
+    from calibrate.timing import process_times, read_times
 
     kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("reads", "after", "processes")}
-    found = reads_and_processes.part_rows(kinds["reads"], dict(calls), layers) + reads_and_processes.after_rows(
+    found = read_times.part_rows(kinds["reads"], dict(calls), layers) + read_times.after_rows(
         kinds["after"], layers
     )
     [again] = [row["time_s"] for row in found if row["part"] == "again" and row["busy"] == 0] or [0.0]
     embedding = next((row["time_s"] for row in table if row["part"] == "embedding" and row["tokens"] == 1), 0.0)
     beginning = {"alone": calls.get(0, 0.0) + embedding, "beside": again}
-    return found + reads_and_processes.process_rows(kinds["processes"], beginning, layers)
+    return found + process_times.process_rows(kinds["processes"], beginning, layers)
 
 
 def _add_up(table: list[dict[str, Any]], wholes: Sequence[float], layers: int) -> None:

@@ -80,6 +80,12 @@ def means(seconds: Sequence[float]) -> list[float]:
     return [low, round(1e6 * float(np.mean(seconds)), 3), high]
 
 
+def table_times(rounds: list[list[float]], repeats: int) -> dict[str, Any]:
+    """Times of a row of a profile's table [s]: medians over rounds of their lower quartiles, means and upper quartiles [us]."""
+    low, middle, high = (float(each) / 1e6 for each in np.median(rounds, axis=0))
+    return {"time_s": middle, "low_s": min(low, middle), "high_s": max(high, middle), "repeats": repeats}
+
+
 def spread(seconds: Sequence[float]) -> float:
     """About the relative error of the median: interquartile range / median / sqrt(n).
 

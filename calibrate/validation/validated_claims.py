@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.fits import cpu_step, engine_run, ppd_overheads, small
+from calibrate.fits import cpu_step, engine_run, ppd_overheads, small_kernels
 from calibrate.fits import roofline_fit as fits
-from calibrate.importers import aiconfigurator, bundled_profiles, csv_reading, vidur
+from calibrate.importers import aiconfigurator, bundled_profiles, imported_tables, vidur
 from model.architectures import transformer
 from model.base.checks import ParameterError
 from model.hardware import composed_layers, interpolation, isotonic, profile_files
@@ -210,7 +210,7 @@ def composed(
             least = min(least, float(one.rows("dense", many)["time_s"].to_numpy().min()))
     within, biased = [], []
     for gpu in dict.fromkeys(one.device for one in whole):
-        held = [one for one in whole if one.device == gpu and one.model in small.HELD]
+        held = [one for one in whole if one.device == gpu and one.model in small_kernels.HELD]
         for many in ways if held else ():
             together = _together([found[gpu, one.model, many] for one in held])
             for low, most in pairwise((bundled_profiles.RANGES[0], *bundled_profiles.RANGES[1:])):
@@ -232,8 +232,8 @@ def composed(
         "A layer composed of its operations, against the layer measured whole",
         "Products from AIConfigurator's table; norms, rotation and activation by two numbers fitted to other models; rows beyond "
         f"a tile of {composed_layers.TILE} fill whole tiles, which was chosen on the A40. Against Vidur's layers of the same GPU "
-        f"and model: other engines, other years. *Models left out*, {' and '.join(small.HELD)}, had no say in anything. Asked are "
-        f"medians of 6 % up to {bundled_profiles.RANGES[0]} tokens and of 21 % beyond.",
+        f"and model: other engines, other years. *Models left out*, {' and '.join(small_kernels.HELD)}, had no say in anything. "
+        f"Asked are medians of 6 % up to {bundled_profiles.RANGES[0]} tokens and of 21 % beyond.",
         f"Beyond {bundled_profiles.RANGES[0]} tokens composed layers are too fast nearly everywhere, most on the {fast[0]}: "
         f"{_sign(fast[1])} in the median. What is left are products: kernels of 2025 against those of 2023, whose steps between "
         "256 and 1,024 tokens are larger; weights far larger than any cache differ as much. What a profile states is by ways and "
@@ -247,7 +247,7 @@ def _split(ways: int) -> str:
     return f", split {ways} ways" if ways > 1 else ""
 
 
-def between(held: Sequence[small.Between], sources: str = "") -> Claim:
+def between(held: Sequence[small_kernels.Between], sources: str = "") -> Claim:
     """What a layer runs besides its products and its attention, of models that the fit has not seen."""
     cases = []
     for gpu in dict.fromkeys(each.of.device for each in held):
@@ -261,7 +261,7 @@ def between(held: Sequence[small.Between], sources: str = "") -> Claim:
         "Norms, rotation, activation and sums of a layer",
         f"A launch each, and reading and writing states at {composed_layers.SMALL_SHARE:.0%} of the bandwidth, or at "
         f"{composed_layers.SMALL_LANE / 1e9:.1f} GB/s where few tokens keep few blocks busy: two numbers, fitted to "
-        f"{' and '.join(small.FITTED)} on three GPUs, held against {' and '.join(small.HELD)}.",
+        f"{' and '.join(small_kernels.FITTED)} on three GPUs, held against {' and '.join(small_kernels.HELD)}.",
         "The A40 gives more of its bandwidth to such kernels than the A100 and the H100 do: one share for all is too slow on one "
         "and too fast on the others.",
         tuple(cases), sources,
@@ -401,7 +401,7 @@ def _outputs(root: Path, gpu: str, table: Profile) -> LeaveOneOutErrors:
         shape = transformer.preset(model)
         where = root / "vidur/compute" / gpu / folder
         column = "time_stats.attn_post_proj.median"
-        read = csv_reading.read(where / "mlp.csv", [column, "num_tokens", "num_tensor_parallel_workers"], root=where)
+        read = imported_tables.read(where / "mlp.csv", [column, "num_tokens", "num_tensor_parallel_workers"], root=where)
         read = read.where((read.column("num_tensor_parallel_workers") == 1) & (read.column("num_tokens") <= 512))
         tokens = read.column("num_tokens", least=1)
         said = known.cold(tokens, shape.hidden, shape.heads * shape.head_dim)
@@ -637,7 +637,7 @@ def claims(data: str | Path) -> tuple[Claim, ...]:
         products_between(made, origin(root, aic)),
         attention(with_attention, refused, origin(root, aic)),
         composed(operations, whole, sources=origin(root, aic, vid)),
-        between(small.measured(root, small.HELD), origin(root, vid)),
+        between(small_kernels.measured(root, small_kernels.HELD), origin(root, vid)),
         beyond([*whole, *a40], origin(root, vid)),
         ordered([*whole, *a40], origin(root, vid)),
         step(engine_run.read(root / RUN), profile_files.load("rtx-4090-llama-3.1-8b"), origin(root, sim)),

@@ -37,8 +37,8 @@ of tiles does. The least biased of 1, 16, 32, 64, 128 and 256 on layers of the A
 interpolation is off by -6.6 %, at 257 to 512 tokens); those of the H100 and the A100 had no say, and gain as much."""
 SMALL_SHARE, SMALL_LANE = 0.66, 15.6e9
 """Share of the bandwidth that norms, rotations and activations reach over many tokens [-], and what one of their blocks, which has
-a token to itself, moves [bytes/s]. Fitted to layers of Llama-2-7B and phi-2 on three GPUs (`calibrate.fits.small`); no other model
-had a say."""
+a token to itself, moves [bytes/s]. Fitted to layers of Llama-2-7B and phi-2 on three GPUs (`calibrate.fits.small_kernels`); no
+other model had a say."""
 LAYER_ERRORS = "layer_errors"
 """In `facts`: how far layers composed of a table were off from measured ones, as rows of ways, most tokens and relative error."""
 SHORTEST = "shortest_gemm_s"

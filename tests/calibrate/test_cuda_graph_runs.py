@@ -19,7 +19,7 @@ from calibrate.decode import real_decoding
 from calibrate.loading.architectures import architecture
 from calibrate.measured_runs import interleaved_profiles, measure_runs, run_plan
 from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
-from calibrate.timing import interpreter_pass, library_pass, profile_from_timings, reads_and_processes, single_pass
+from calibrate.timing import interpreter_pass, library_pass, profile_from_timings, read_times, single_pass
 from calibrate.timing.timing_grid import TimingGrid
 from calibrate.untested_on_gpu import cuda_graphs
 from calibrate.untested_on_gpu.cuda_graphs import Graphs
@@ -76,7 +76,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, measured_runs.
     out = folder / "out" / "runs.json"
     with pytest.MonkeyPatch.context() as patch:
         wound(patch)
-        few_parts(patch, reads_and_processes.CONTEXT)
+        few_parts(patch, read_times.CONTEXT)
         patch.setattr(profile_from_timings, "check", lambda _: None)
         device = recording.installed(patch)
         return out, run_command.measured(plan_of(folder), out, "cpu"), device

@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
-from calibrate.importers import aiconfigurator, csv_reading, llmservingsim, vidur
+from calibrate.importers import aiconfigurator, imported_tables, llmservingsim, vidur
 from model.architectures import transformer
 from model.base.checks import ParameterError
 from model.hardware import devices, profile_files
@@ -402,13 +402,13 @@ def test_a_spoiled_table_is_refused_by_file_row_and_column(
 def held(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
     """What each column of times is held against, in the order of the calls: bytes, operations, rounding and launches."""
     found: dict[str, list[dict[str, Any]]] = {}
-    check = csv_reading.check_reached
+    check = imported_tables.check_reached
 
-    def recorded(table: csv_reading.ImportedTable, column: str, seconds: Any, on: Any, **more: Any) -> None:
+    def recorded(table: imported_tables.ImportedTable, column: str, seconds: Any, on: Any, **more: Any) -> None:
         found.setdefault(f"{table.shown} {column}", []).append({"device": on.name, "seconds": [*seconds], **more})
         check(table, column, seconds, on, **more)
 
-    monkeypatch.setattr(csv_reading, "check_reached", recorded)
+    monkeypatch.setattr(imported_tables, "check_reached", recorded)
     READ[source](folder)
     return found
 
@@ -480,10 +480,10 @@ GPU = devices.Device("made-up", 1e9, 1e12, {"bfloat16": 1e14}, 1e10, 1e10, 10e6,
 
 def judged(seconds: float, **more: Any) -> str:
     """What is said of a time, of which there are three."""
-    table = csv_reading.ImportedTable(Path("t.csv"), "t.csv", pl.DataFrame({"t": [1.0, 1.0, 1.0]}), np.array([4, 6, 9]))
+    table = imported_tables.ImportedTable(Path("t.csv"), "t.csv", pl.DataFrame({"t": [1.0, 1.0, 1.0]}), np.array([4, 6, 9]))
     more = {key: np.array([0.0, value, value]) if key in ("moved", "operations") else value for key, value in more.items()}
     try:
-        csv_reading.check_reached(table, "t", np.array([1e-5, seconds, seconds]), GPU, **more)
+        imported_tables.check_reached(table, "t", np.array([1e-5, seconds, seconds]), GPU, **more)
     except ParameterError as error:
         return str(error)
     return ""
@@ -524,12 +524,12 @@ def test_a_time_is_held_against_memory_arithmetic_and_a_hundredth_of_both() -> N
 
 
 def test_values_at_their_bounds_are_taken(folder: Path) -> None:
-    table = csv_reading.read(folder / "vidur/network/send_recv.csv", ["size"], root=folder / "vidur")
+    table = imported_tables.read(folder / "vidur/network/send_recv.csv", ["size"], root=folder / "vidur")
     assert table.shown == "network/send_recv.csv"
-    assert csv_reading.read(folder / "vidur/mlp.csv", [], root=folder / "vidur/network").shown == "mlp.csv"  # not below it
+    assert imported_tables.read(folder / "vidur/mlp.csv", [], root=folder / "vidur/network").shown == "mlp.csv"  # not below it
 
-    def of(*values: Any) -> csv_reading.ImportedTable:
-        return csv_reading.ImportedTable(
+    def of(*values: Any) -> imported_tables.ImportedTable:
+        return imported_tables.ImportedTable(
             Path("t"), "t", pl.DataFrame({"x": [*values]}, strict=False), np.arange(1, len(values) + 1)
         )
 
@@ -556,7 +556,7 @@ def test_repeats_are_merged_to_their_medians_and_ways_are_apart() -> None:
     def of(*values: float) -> Any:
         return np.array(values, dtype=np.float64)
 
-    found = csv_reading.rows("dense", {"tokens": of(2, 1, 2, 2)}, {"time_s": of(3, 9, 5, 4), "low_s": of(1, 8, 0, 7)}, ways=4)
+    found = imported_tables.rows("dense", {"tokens": of(2, 1, 2, 2)}, {"time_s": of(3, 9, 5, 4), "low_s": of(1, 8, 0, 7)}, ways=4)
     assert found == [
         {"part": "dense", "repeats": 1, "ways": 4, "tokens": 1, "time_s": 9.0, "low_s": 8.0},
         {"part": "dense", "repeats": 3, "ways": 4, "tokens": 2, "time_s": 4.0, "low_s": 1.0},
@@ -565,9 +565,9 @@ def test_repeats_are_merged_to_their_medians_and_ways_are_apart() -> None:
     falls = [(1, 1, 1.0), (1, 2, 0.94), (2, 1, 9.0), (2, 2, 9.5), (2, 4, 9.12)]
     rows = [{"part": "dense", "ways": ways, "tokens": tokens, "time_s": time} for ways, tokens, time in falls]
     other = [{"part": "head", "ways": 1, "tokens": tokens, "time_s": 1 / tokens} for tokens in (1, 2)]
-    [said] = csv_reading.dips([*rows, *other], "dense", "tokens")
+    [said] = imported_tables.dips([*rows, *other], "dense", "tokens")
     assert said == "dense: at 1 of 5 points the time falls by more than 5%, by 6% at tokens 2"
-    assert csv_reading.dips(rows[2:], "dense", "tokens") == []
+    assert imported_tables.dips(rows[2:], "dense", "tokens") == []
 
 
 def test_groups_of_commands_without_one_show_what_there_is() -> None:
@@ -673,7 +673,7 @@ def test_operations_without_a_time_or_with_one_of_nothing_are_left_out(folder: P
 def test_the_largest_fall_of_times_is_the_one_that_is_named(order: tuple[int, ...]) -> None:
     found = [10.0, 20.0, 12.0, 30.0, 27.0, 40.0] if order[1] == 1 else [10.0, 30.0, 27.0, 40.0, 24.0, 50.0]
     rows = [{"part": "dense", "tokens": 2**place, "time_s": time} for place, time in enumerate(found)]
-    (note,) = csv_reading.dips(rows, "dense", "tokens")
+    (note,) = imported_tables.dips(rows, "dense", "tokens")
     at = 4 if order[1] == 1 else 16
     assert note == f"dense: at 2 of 6 points the time falls by more than 5%, by 40% at tokens {at}"
 
@@ -990,5 +990,5 @@ def test_help_has_an_example_of_each_command_and_loads_nothing_heavy() -> None:
 
 
 def test_every_row_of_a_source_is_read_by_its_number_in_the_file(folder: Path) -> None:
-    table = csv_reading.read(folder / "vidur/attention.csv", ["is_prefill"], root=folder)
+    table = imported_tables.read(folder / "vidur/attention.csv", ["is_prefill"], root=folder)
     assert table.where(table.words("is_prefill", ("true", "false")) == "true").numbers.tolist() == [4, 5]

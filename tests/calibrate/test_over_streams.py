@@ -22,7 +22,7 @@ from calibrate.decoders import kv_rows as rows_of
 from calibrate.interpreters.in_one_process import Luck, Real, RunTimes, Sampling
 from calibrate.measured_runs import measure_runs
 from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
-from calibrate.timing import reads_and_processes
+from calibrate.timing import process_times
 from calibrate.untested_on_gpu import over_streams
 from calibrate.untested_on_gpu.over_streams import Lanes, Streams
 from model.base.checks import ParameterError
@@ -344,15 +344,15 @@ def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_pa
 
 
 def test_what_passes_take_on_streams_is_timed_by_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads_and_processes, "PROCESS_TEXT", 6)
+    monkeypatch.setattr(process_times, "PROCESS_TEXT", 6)
     device = Device()
     with device:
-        raw = reads_and_processes.apart([reads_and_processes.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
+        raw = process_times.apart([process_times.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
     assert raw["exit_layer"] == 3
     for part in ("promotion", "turn"):
         assert [*raw[f"{part}_us"]] == ["1", "2"]
     assert raw["dispatch_us"] == raw["wake_us"] == {}
-    found = {row["part"] for row in reads_and_processes.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)}
+    found = {row["part"] for row in process_times.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)}
     assert {"promotion", "turn", "alone"} <= found <= {*predict.OVER_STREAMS}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from calibrate.fits import small
+from calibrate.fits import small_kernels
 from calibrate.importers import aiconfigurator, bundled_profiles, vidur
 from model.architectures import transformer
 from model.architectures.transformer import Shape
@@ -408,9 +408,9 @@ def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, ope
 @needs_data
 def test_what_lies_between_products_was_fitted_to_two_models_and_holds_for_two_others() -> None:
     """The bundled numbers are those of the fit; of models and GPUs with tables of products the other two are within a fifth."""
-    share, lane = small.fit(small.measured(DATA, small.FITTED))
+    share, lane = small_kernels.fit(small_kernels.measured(DATA, small_kernels.FITTED))
     assert (round(share, 2), round(lane / 1e9, 1)) == (composed_layers.SMALL_SHARE, composed_layers.SMALL_LANE / 1e9)
-    for one in small.measured(DATA, small.HELD):
+    for one in small_kernels.measured(DATA, small_kernels.HELD):
         if one.of.device != "a40":  # of all its bandwidth GDDR memory gives more than HBM
             assert np.median(np.abs(one.predicted() / one.seconds - 1)) < 0.25
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
 from calibrate.fits import cpu_step
-from calibrate.timing import profile_from_timings, reads_and_processes, timing_grid
+from calibrate.timing import process_times, profile_from_timings, read_times, timing_grid
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.hardware import physical_limits
@@ -51,7 +51,7 @@ def reading(middle: float, *, busy: int = 0, repeats: int = 4, **more: Any) -> d
 
 def test_reads_are_medians_over_rounds_at_their_places() -> None:
     rounds = [reading(20.0), reading(50.0, repeats=6), reading(10.0)]
-    found = by_place(reads_and_processes.part_rows([*rounds, reading(7.0, busy=2)], {0: 12e-6, 2: 4e-6}, 5))
+    found = by_place(read_times.part_rows([*rounds, reading(7.0, busy=2)], {0: 12e-6, 2: 4e-6}, 5))
     # Three rounds of busy 0 with 4 + 6 + 4 repeats, one of busy 2; keys and values without their share of the call, a fourth.
     assert found == {
         ("next", 0, 1): (19, 20, 22, 14), ("top", 0, 1): (38, 40, 44, 14), ("again", 0, 1): (19, 20, 22, 14),
@@ -64,20 +64,20 @@ def test_reads_are_medians_over_rounds_at_their_places() -> None:
 
 def test_what_noise_makes_negative_is_nothing_and_a_mean_beyond_its_quartiles_is_their_end() -> None:
     row = reading(3.0, again_us=[-9, -1, 1], tree_us={"2 64": [-9, 2, 1]}, rows_us={"8": [1, 2, 5]}, beams_us={"4": [5, 4, 3]})
-    found = by_place(reads_and_processes.part_rows([row], {0: 12e-6}, 4))
+    found = by_place(read_times.part_rows([row], {0: 12e-6}, 4))
     assert found["again", 0, 1] == (0, 0, 1, 4)
     assert found["tree", 0, 2, 64] == (0, 2, 2, 4)
     assert found["beams", 0, 4] == (4, 4, 4, 4)
     assert found["rows", 0, 8] == (0.001, 0.001, 1, 4)  # a third of 12 us off, and a time is above nothing
     without = {name: value for name, value in reading(3.0).items() if name != "fork_us"}
-    assert ("fork", 0, 3) not in by_place(reads_and_processes.part_rows([without], {}, 1))
-    assert by_place(reads_and_processes.part_rows([without], {}, 1))["rows", 0, 8] == (
+    assert ("fork", 0, 3) not in by_place(read_times.part_rows([without], {}, 1))
+    assert by_place(read_times.part_rows([without], {}, 1))["rows", 0, 8] == (
         2,
         3,
         5,
         4,
     )  # no call known: nothing taken off
-    assert by_place(reads_and_processes.part_rows([without], {0: 1e-6}, 1))["rows", 0, 8] == (1, 2, 4, 4)  # of one layer, all of it
+    assert by_place(read_times.part_rows([without], {0: 1e-6}, 1))["rows", 0, 8] == (1, 2, 4, 4)  # of one layer, all of it
 
 
 # --- behind pauses ---
@@ -91,17 +91,17 @@ def pausing(middle: float, **more: Any) -> dict[str, Any]:
 
 def test_passes_behind_pauses_and_behind_so_much_less_of_others_layers() -> None:
     """5 layers of 10 us in a whole pass; of passes over 2, a layer takes 8 us and is run again 3 layers, 30 us, sooner."""
-    found = by_place(reads_and_processes.after_rows([pausing(60.0), pausing(90.0), pausing(50.0)], 5))
+    found = by_place(read_times.after_rows([pausing(60.0), pausing(90.0), pausing(50.0)], 5))
     assert found == {
         ("after", 0, 0): (59, 60, 61, 24), ("after", 0, 500): (120, 120, 120, 24), ("after", 0, -30): (45, 50, 60, 24),
         ("wide_after", 0, 4, 1000): (65, 66, 67, 24),
     }  # fmt: skip
-    assert reads_and_processes.after_rows([], 5) == []
+    assert read_times.after_rows([], 5) == []
     older = {name: value for name, value in pausing(60.0).items() if name not in ("short_us", "wide_us")}
-    assert {*by_place(reads_and_processes.after_rows([older], 5))} == {("after", 0, 0), ("after", 0, 500)}
+    assert {*by_place(read_times.after_rows([older], 5))} == {("after", 0, 0), ("after", 0, 500)}
     # Whatever noise says, no pass takes less than nothing.
     assert (
-        by_place(reads_and_processes.after_rows([pausing(1.0, short_us={"2": [0, 0, 0], "5": [9, 10, 14]})], 5))["after", 0, -30][1]
+        by_place(read_times.after_rows([pausing(1.0, short_us={"2": [0, 0, 0], "5": [9, 10, 14]})], 5))["after", 0, -30][1]
         == 0.001
     )
 
@@ -112,7 +112,7 @@ def test_passes_behind_pauses_and_behind_so_much_less_of_others_layers() -> None
 def apart(**more: Any) -> dict[str, Any]:
     """Texts over one and two sub-processes; 3 of 5 layers lead."""
     empty: dict[str, Any] = {
-        f"{part}_us": {} for part in (*reads_and_processes.BETWEEN, *reads_and_processes.LEADING, reads_and_processes.CALLED)
+        f"{part}_us": {} for part in (*process_times.BETWEEN, *process_times.LEADING, process_times.CALLED)
     }
     return empty | {"repeats": 16, "exit_layer": 3} | more
 
@@ -124,13 +124,13 @@ def test_parts_of_runs_over_processes_follow_from_their_rows() -> None:
         apart(wake_us={"1": [6, 7, 11]}, alone_us={"1": [64, 70, 100]}, beside_us={"1": [41, 45, 51]},
               called_us={"1": [50, 60, 70]}),
     ]  # fmt: skip
-    found = by_place(reads_and_processes.process_rows(rounds, {"alone": 10e-6, "beside": 5e-6}, 5))
+    found = by_place(process_times.process_rows(rounds, {"alone": 10e-6, "beside": 5e-6}, 5))
     assert found == {
         ("wake", 0, 1): (5, 6, 10, 32), ("wake", 0, 2): (1, 2, 3, 16),  # what a round lacks is the median of the others
         ("alone", 0, 1): (18, 20, 30, 32), ("beside", 0, 1): (18, 20, 23, 32),  # 3 layers without 10 us, 2 without 5 us
         ("called", 0, 1): (10, 20, 30, 32), ("called", 0, 2): (8, 9, 10, 16),  # without the two layers beside it, where known
     }  # fmt: skip
-    assert reads_and_processes.process_rows([], {"alone": 0.0, "beside": 0.0}, 5) == []
+    assert process_times.process_rows([], {"alone": 0.0, "beside": 0.0}, 5) == []
 
 
 def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytes
     decoder = SimpleNamespace(layers=5, settle=lambda: settled.append(1))
     pool: Any = SimpleNamespace(decoder=decoder, units=2)
     seconds = 92.0
-    found = reads_and_processes.over_processes(pool, 3)
+    found = process_times.over_processes(pool, 3)
     assert made == [(pool, True), 2 * PROCESS_TEXT]
     assert settled == [1]
     # Of 92 s the main process worked or waited for 77: what is left, by its two looks.
@@ -172,21 +172,21 @@ def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytes
     }}  # fmt: skip
     for whole, turn in ((78.0, 0.5), (77.0, 0.0), (60.0, 0.0)):  # whatever clocks say, it is not less than nothing
         seconds = whole
-        assert reads_and_processes.over_processes(pool, 3)[1]["turn"] == [turn]
+        assert process_times.over_processes(pool, 3)[1]["turn"] == [turn]
 
 
 def test_texts_over_processes_are_means_between_quartiles_by_how_many_there_are() -> None:
-    names = (*reads_and_processes.BETWEEN, *reads_and_processes.LEADING, reads_and_processes.CALLED)
+    names = (*process_times.BETWEEN, *process_times.LEADING, process_times.CALLED)
 
-    def text(*seconds: float) -> reads_and_processes.Apart:
+    def text(*seconds: float) -> process_times.Apart:
         return {1: {name: [*seconds] for name in names}, 2: {name: [1e-6] if name == "wake" else [] for name in names}}
 
-    found = reads_and_processes.apart([text(1e-6, 2e-6), text(3e-6, 10e-6)], 5)
+    found = process_times.apart([text(1e-6, 2e-6), text(3e-6, 10e-6)], 5)
     assert {name: found[f"{name}_us"]["1"] for name in names} == {name: [1.75, 4.0, 4.75] for name in names}
     assert [name for name in names if "2" in found[f"{name}_us"]] == ["wake"]
     assert found["wake_us"]["2"] == [1.0] * 3
     assert found["exit_layer"] == 3  # the middle of five layers, rounded up
-    assert reads_and_processes.apart([text(1e-6)], 6)["exit_layer"] == 3
+    assert process_times.apart([text(1e-6)], 6)["exit_layer"] == 3
 
 
 # --- whole passes ---

@@ -619,7 +619,7 @@ def test_profiles_are_called_after_device_model_and_passes(monkeypatch: pytest.M
 
 def test_each_round_of_the_interpreter_times_what_it_does_besides_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as the grid is gone over, once for all its modes, unless that round was timed before; other modes ask for none."""
-    from calibrate.timing import reads_and_processes
+    from calibrate.timing import read_times
 
     added, read = list[Any](), list[Any]()
     rows = SimpleNamespace(header={}, rows=[{"kind": "reads", "round": 1}, {"kind": "point", "round": 0}], add=added.append)
@@ -632,8 +632,8 @@ def test_each_round_of_the_interpreter_times_what_it_does_besides_passes(tmp_pat
     monkeypatch.setattr(profile_from_timings, "go_over", lambda *args, **more: asked.append((args, more)) or "outcome")
     monkeypatch.setattr(profile_from_timings, "write", lambda *args: ({"eager": Path("a.json")}, {"interpreter": "why"}))
     monkeypatch.setattr(profile_from_timings, "ceilings_of", lambda *_: {"flop_per_s": 1.0})
-    monkeypatch.setattr(reads_and_processes, "reads", lambda decoder: {"reads_of": decoder})
-    monkeypatch.setattr(reads_and_processes, "after", lambda decoder: {"after_of": decoder})
+    monkeypatch.setattr(read_times, "reads", lambda decoder: {"reads_of": decoder})
+    monkeypatch.setattr(read_times, "after", lambda decoder: {"after_of": decoder})
     wanted = TimingGrid((1,), (4,), modes=("eager", "interpreter"), rounds=2)
     found = profile_from_timings.time_layers("any", wanted, tmp_path)
     assert added == [

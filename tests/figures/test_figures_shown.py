@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from figures.common.style import headed
 from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
 from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
-from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates, written_by
+from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates, tokens_by_source
 from figures.of_papers import deck_speedups, ppd_table_3_times
 from figures.of_runs import (
     accepted_tokens,
@@ -306,7 +306,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
         most=64,
         memories={"H100": DEVICES["h100"].memory_bytes},
     ),
-    "written_by": lambda: written_by.draw(*test_figures_real.decoded(), prompt=["a", " b"], title="mine"),
+    "tokens_by_source": lambda: tokens_by_source.draw(*test_figures_real.decoded(), prompt=["a", " b"], title="mine"),
     "gantt_pair": lambda: gantt_pair.draw(
         *[test_figures.INTERVALS.with_columns(pl.col("start", "end") * stretch) for stretch in (1.25, 1.0)]
     ),
@@ -490,7 +490,7 @@ def test_a_figure_shows_what_it_is_meant_to(name: str) -> None:
     assert not clipped(figure), "marks are cut off"
     assert not misnamed(figure)
     assert max(text.get_fontsize() for text, _ in words(figure)) < 16, "a reader's own settings change it"
-    assert name == "written_by" or any(panel.x or panel.y for panel in shown(figure).panels), "axes say what they are of"
+    assert name == "tokens_by_source" or any(panel.x or panel.y for panel in shown(figure).panels), "axes say what they are of"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import calibrate
 from calibrate.devices import machine
-from calibrate.timing import reads_and_processes
+from calibrate.timing import process_times, read_times
 
 TICK = 1e-5
 """What looking at a clock takes [s]."""
@@ -71,10 +71,11 @@ AXES = {
 def few_parts(monkeypatch: pytest.MonkeyPatch, context: int = 8, repeats: int = 2) -> None:
     """Time the parts of a sitting that are no whole passes at fewer places and less often: enough where clocks have no noise."""
     for name, times in (("reads", 1), ("after", repeats)):
-        whole = getattr(reads_and_processes, name)
-        monkeypatch.setattr(reads_and_processes, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))
+        whole = getattr(read_times, name)
+        monkeypatch.setattr(read_times, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))
     for constant, value in AXES.items():
-        monkeypatch.setattr(reads_and_processes, constant, value)
+        monkeypatch.setattr(read_times, constant, value)
+    monkeypatch.setattr(process_times, "PROCESS_TEXT", AXES["PROCESS_TEXT"])
 
 
 class Machine(TorchDispatchMode):
