@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from model.base import checks, strict_json
-from sim.theorems import (
+from sim.theorems import engine_invariants, speedup_bound
+from sim.theorems.of_methods import (
     adaptive,
     beam,
     bild,
     early_exit,
-    engine_invariants,
     hierarchical,
     pearl,
     ppd,
@@ -30,7 +30,6 @@ from sim.theorems import (
     speculative_batches,
     speculative_laws,
     speculative_views,
-    speedup_bound,
 )
 from sim.theorems.theorem import Example, Theorem
 
