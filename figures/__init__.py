@@ -170,7 +170,8 @@ def _of_drafting(drafting: pl.DataFrame, *, on_devices: bool) -> Drawn:
 
 def _of_lossy(rows: pl.DataFrame) -> Drawn:
     """What each choice gains and works, where there are few; Big Little Decoder's rates and thresholds; SkipDecode's layers."""
-    from figures.of_runs import bild_rates, bild_thresholds, exit_schedule, layer_map, operations_and_bytes
+    from figures.of_runs import bild_rates, bild_thresholds, operations_and_bytes
+    from figures.of_theory import skipdecode_layers, skipdecode_schedule
 
     if rows["point"].n_unique() <= operations_and_bytes.MOST_POINTS and rows["speedup"].count():
         yield "choices", operations_and_bytes.draw(rows)
@@ -178,9 +179,9 @@ def _of_lossy(rows: pl.DataFrame) -> Drawn:
         yield "bild_rates", bild_rates.draw(rates)
     if bild_thresholds.fits(thresholds := bild_thresholds.of_run(rows)):
         yield "bild_thresholds", bild_thresholds.draw(thresholds)
-    if found := exit_schedule.of_run(rows):
+    if found := skipdecode_schedule.of_run(rows):
         schedules, bounds = found
-        draw = layer_map.draw if len(schedules) > 1 else exit_schedule.draw
+        draw = skipdecode_layers.draw if len(schedules) > 1 else skipdecode_schedule.draw
         yield "skipdecode_layers", draw(schedules, **bounds)
 
 

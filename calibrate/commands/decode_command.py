@@ -15,7 +15,7 @@ from calibrate.commands.common_options import TEMPLATE, guarded, placed, progres
 from model.base import strict_json
 
 if TYPE_CHECKING:
-    from calibrate.commands.decode_report import Result
+    from calibrate.decode.decode_report import Result
     from calibrate.decoders.adapter import Decoder
     from calibrate.interpreters.in_one_process import Sampling
     from calibrate.loading.load_models import Begun, LoadedModel
@@ -263,8 +263,8 @@ class _Run:
 
     def one(self, number: int, prompt: Prompt | str, begun: Begun) -> Result:
         """Decode a prompt, and plainly too where that is wanted."""
-        from calibrate.commands.decode_report import Result
         from calibrate.decode import real_decoding
+        from calibrate.decode.decode_report import Result
         from calibrate.interpreters.in_one_process import Luck
         from calibrate.loading import load_models
 
@@ -292,7 +292,7 @@ def _follow(
     quiet: bool,
 ) -> None:
     """Decode prompt by prompt, show each as it is done, and in the end the totals, whatever there is of them."""
-    from calibrate.commands.decode_report import Printer, document
+    from calibrate.decode.decode_report import Printer, document
 
     results: list[Result] = []
     layers = run.target.decoder.layers

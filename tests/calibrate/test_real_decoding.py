@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from calibrate.commands import decode_command, decode_report, log_command
+from calibrate.commands import decode_command, log_command
 from calibrate.commands.calibrate_app import app
-from calibrate.decode import real_decoding
+from calibrate.decode import decode_report, real_decoding
 from calibrate.decoders import adapter
 from calibrate.family import exit_heads, model_directory
 from calibrate.interpreters.in_one_process import Luck, Sampling

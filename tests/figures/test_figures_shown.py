@@ -35,9 +35,7 @@ from figures.of_runs import (
     bild_rates,
     bild_thresholds,
     devices_held,
-    exit_schedule,
     latency_distribution,
-    layer_map,
     method_comparison,
     operations_and_bytes,
     speedup,
@@ -46,7 +44,6 @@ from figures.of_runs import (
     timeline,
     tradeoff,
 )
-from figures.of_runs.exit_schedule import Schedule
 from figures.of_theory import (
     adaptive_draft_lengths,
     best_draft_length,
@@ -55,8 +52,11 @@ from figures.of_theory import (
     early_exit_thresholds,
     hierarchical_regions,
     largest_batch,
+    skipdecode_layers,
+    skipdecode_schedule,
     verify_cost,
 )
+from figures.of_theory.skipdecode_schedule import Schedule
 from model.hardware import profile, profile_files
 from model.hardware.devices import DEVICES
 from model.hardware.profile_costs import ProfileCosts
@@ -108,9 +108,9 @@ def ranges() -> pl.DataFrame:
 
 
 def of_schedules(rows: pl.DataFrame) -> Figure:
-    found = exit_schedule.of_run(rows)
+    found = skipdecode_schedule.of_run(rows)
     assert found is not None
-    return exit_schedule.draw(found[0], **found[1])
+    return skipdecode_schedule.draw(found[0], **found[1])
 
 
 def viewed(rows: pl.DataFrame, *names: str, skip: Collection[int] = ()) -> pl.DataFrame:
@@ -278,8 +278,12 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "adaptive": lambda: adaptive_draft_lengths.draw(
         adaptive_draft_lengths.trajectories([0.8] * 40, 0.1, text="steady", replications=20)
     ),
-    "exit_schedule": lambda: exit_schedule.draw([Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, source="assumed"),
-    "layer_map": lambda: layer_map.draw([Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, warm_up=1, source="assumed"),
+    "skipdecode_schedule": lambda: skipdecode_schedule.draw(
+        [Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, source="assumed"
+    ),
+    "skipdecode_layers": lambda: skipdecode_layers.draw(
+        [Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, warm_up=1, source="assumed"
+    ),
     "predicted_measured": lambda: predicted_measured.draw(test_figures_comparison.rows(disturbed=[True, False, True, False])),
     "error_by_method": lambda: error_by_method.draw(test_figures_comparison.rows()),
     "time_parts": lambda: time_parts.draw(
@@ -329,7 +333,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "bild_records": lambda: bild_thresholds.draw(test_figures_bild.two()),
     "bild_of_run": lambda: bild_thresholds.draw(bild_thresholds.of_run(formula("bild-thresholds"))),
     "distribution_ranges": lambda: latency_distribution.draw(ranges()),
-    "exit_schedule_of_run": lambda: of_schedules(formula("skipdecode")),
+    "skipdecode_schedule_of_run": lambda: of_schedules(formula("skipdecode")),
     "timeline_bild": lambda: test_figures_timeline.drawn(record(test_figures_timeline.SCENARIO, replication=1)),
     "tradeoff_forms": lambda: tradeoff.draw(formula("ppd-forms")),
     "speedup_theory": lambda: speedup.draw(
