@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
@@ -19,10 +21,13 @@ from calibrate.fits import cpu_step
 from calibrate.timing import process_times, profile_from_timings, read_times, timing_grid
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
-from model.hardware import physical_limits
+from model.hardware import physical_limits, profile
 from model.hardware.profile import AXES, PROCESS_TEXT
 from model.hardware.profile_files import save
 from model.logs.spans import Span
+from tests.support.tiers import examples
+
+pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
 
 def by_place(table: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], tuple[float, ...]]:
@@ -421,3 +426,83 @@ def test_a_grid_goes_over_all_points_in_each_round() -> None:
     assert [each.points()[index].width for index in range(4)] == [1, 2, 1, 2]
     assert [each.points()[index].context for index in range(4)] == [4, 4, 8, 8]
     assert [point.round for point in each.points()] == [0] * 32 + [1] * 32
+
+
+def raw(width: int = 1, context: int = 8, batch: int = 1, busy: int = 0, turn: int = 0, **more: Any) -> dict[str, Any]:
+    times = {"whole_us": [95, 100, 110], "layers_us": [[9, 10, 11], [18, 20, 22], [28, 30, 32]], "head_us": [19, 20, 21]}
+    place = {"mode": "eager", "width": width, "context": context, "batch": batch, "busy": busy, "round": turn}
+    return {"kind": "point", **place, "repeats": 5, "embedding_us": [4, 5, 6], **times} | more
+
+
+def test_the_rows_of_a_profile_follow_from_raw_rows() -> None:
+    table, notes = profile_from_timings.part_rows([raw(), raw(width=2, context=4, head_us=[39, 40, 41])], "eager", layers=3)
+    by = {(row["part"], row.get("width", row.get("positions", row.get("tokens", row.get("batch"))))): row for row in table}
+    assert by["layer", 1] == {
+        "part": "layer", "busy": 0, "width": 1, "context": 8, "batch": 1, "time_s": pytest.approx(20e-6),
+        "low_s": pytest.approx(18e-6), "high_s": pytest.approx(22e-6), "repeats": 5,
+    }  # fmt: skip
+    assert by["head", 1]["time_s"] == pytest.approx(20e-6)
+    assert by["head", 2]["time_s"] == pytest.approx(40e-6)
+    assert by["embedding", 2]["time_s"] == pytest.approx(5e-6)
+    # 100 - 3 * 20 - 20 - 5 = 15 and 100 - 3 * 20 - 40 - 5 = -5, which is none: the median lies in the middle.
+    assert by["step", 1]["time_s"] == pytest.approx(7.5e-6)
+    assert "less than the sum of its parts at 1 of 2 points" in notes[-1]
+    assert profile.table_of(table).height == len(table) == 7
+
+
+@settings(max_examples=examples(30))
+@given(
+    st.lists(st.tuples(*[st.floats(5, 60)] * 3, st.floats(0, 30), st.floats(0, 30)), min_size=3, max_size=3), st.integers(1, 5)
+)
+def test_parts_of_the_interpreters_passes_add_up_to_them(times: list[tuple[float, ...]], layers_of: int) -> None:
+    """Whatever marks and medians over other axes make of the parts."""
+    rows = []
+    for (width, context), (layer, head, embedding, rest, look) in zip(((1, 4), (1, 8), (2, 8)), times, strict=True):
+        whole = layers_of * layer + head + embedding + rest + look
+        named = {"whole_us": whole, "sum_us": layers_of * layer * 1.02, "rest_us": rest * 1.3, "look_us": look * 2, "head_us": head}
+        given_ = {name: [each * 0.9, each, each * 1.1] for name, each in (named | {"embedding_us": embedding}).items()}
+        rows.append(raw(width, context, mode="interpreter", **given_))
+    table, _ = profile_from_timings.part_rows(rows, "interpreter", layers_of)
+
+    def of(part: str, **axes: int) -> float:
+        [found] = [row["time_s"] for row in table if row["part"] == part and {**row, **axes} == row]
+        return float(found)
+
+    for row in rows:
+        width, context = row["width"], row["context"]
+        others = of("head", positions=width) + of("embedding", tokens=width) + of("step", batch=1) + of("look", batch=1)
+        added = layers_of * of("layer", width=width, context=context) + others
+        assert added == pytest.approx(max(row["whole_us"][1] / 1e6, others), rel=1e-6, abs=2e-8)
+
+
+def test_a_disturbed_round_does_not_move_a_point() -> None:
+    rows = [raw(turn=0), raw(turn=1, whole_us=[1000, 2000, 3000], layers_us=[[900, 900, 900]] * 3), raw(turn=2)]
+    table, _ = profile_from_timings.part_rows(rows, "eager", layers=3)
+    clean, _ = profile_from_timings.part_rows([raw()], "eager", layers=3)
+    assert table == clean
+
+
+def test_busy_rows_stand_apart() -> None:
+    table, _ = profile_from_timings.part_rows([raw(), raw(busy=1, whole_us=[190, 200, 210])], "eager", layers=3)
+    assert [(row["part"], row["busy"]) for row in table if row["part"] == "step"] == [("step", 0), ("step", 1)]
+    assert {row["busy"]: row["time_s"] for row in table if row["part"] == "step"} == pytest.approx({0: 15e-6, 1: 115e-6})
+
+
+# --- raw files ---
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("", "its first line must say the machine"),
+        ('{"kind": "ceilings"}\n', "its first line must say the machine"),
+        ('{"kind": "point"}\n', r"line 1: it must be a raw row of `calibrate layers`: row\.batch is missing"),
+        ('{"kind": "machine"}\nxx\n{"kind": "point"}\n', "line 2: it must be a raw row"),
+        ('{"kind": "machine"}\n[]\n{"kind": "point"}\n', "line 2: it must be a raw row"),
+    ],
+)
+def test_damaged_raw_rows_are_refused(written: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(written)
+    with pytest.raises(ParameterError, match=said):
+        timing_grid.read(path)
