@@ -19,8 +19,8 @@ from model.hardware.profile import TIMES
 from model.logs import measured_runs
 from sim.commands.sim_app import app
 from sim.comparison import predict
-from tests.calibrate.test_importers import TABLES
 from tests.support.comparisons import decoded, profiles, runs_of
+from tests.support.foreign_tables import TABLES
 
 
 def refused(arguments: list[str | Path], of: object = app) -> str:

@@ -30,10 +30,10 @@ from model.architectures import transformer
 from model.hardware import devices, profile_files
 from model.logs import measured_runs, position_log, read_log
 from sim.commands.sim_app import app as sim
-from tests.calibrate.test_importers import TABLES
 from tests.calibrate.test_prompts import NESTED, ROWS
 from tests.calibrate.test_validation import STAMPS, without_room, write_run
 from tests.support.comparisons import decoded, profiles, runs_of
+from tests.support.foreign_tables import TABLES
 from tests.support.fuzzing import bytes_of, ended, folder, fuzzed, json_of, lines_of, read, rows_of, spoiled, table_of, written
 
 pytestmark = pytest.mark.slow

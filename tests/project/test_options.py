@@ -774,8 +774,8 @@ METHODS = "test_options.py::test_methods_from_outside_hold_while_a_command_runs"
 TRACED = "test_trace.py::test_the_command_traces_the_decoding_that_is_asked_for"
 COMPARED = "test_comparison_predict.py::test_the_command_line_compares_writes_and_keeps_a_page"
 LISTED = "test_outside_method.py::test_an_allowed_method_is_listed_and_is_in_the_schema"
-IMPORTED = "test_importers.py::test_the_command_writes_what_the_function_reads"
-ELSEWHERE = "test_importers.py::test_tables_of_vidur_may_lie_elsewhere"
+IMPORTED = "test_import_command.py::test_the_command_writes_what_the_function_reads"
+ELSEWHERE = "test_import_command.py::test_tables_of_vidur_may_lie_elsewhere"
 SECONDS = "test_milliseconds_for_seconds.py::test_importers_refuse_milliseconds_that_are_called_seconds"
 EFFECTS: dict[str, dict[str, str]] = {
     # Of each command, the tests that see an effect of its options.
@@ -869,7 +869,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         IMPORTED: "--model --gpu --out --name --commit", ELSEWHERE: "--attention --overheads --network", SECONDS: "--unit",
     },
     "calibrate import aiconfigurator": {
-        IMPORTED: "--gpu --out --name --commit", "test_importers.py::test_the_command_composes_a_model": "--model --ways",
+        IMPORTED: "--gpu --out --name --commit", "test_import_command.py::test_the_command_composes_a_model": "--model --ways",
         "test_options.py::test_attention_of_another_engine": "--engine --attention --unit",
     },
     "calibrate import llmservingsim": {IMPORTED: "--model --gpu --out --name --commit"},
