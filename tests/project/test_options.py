@@ -7,10 +7,7 @@ heeds its arguments is tested where it is, and `EFFECTS` says by which test each
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
-import importlib
-import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -31,49 +28,9 @@ from calibrate.timing.single_pass import Effort
 from model.base.checks import ParameterError
 from sim.commands.sim_app import app as sim_app
 from sim.runs import sweep
+from tests.support.recorded_calls import APPS, ReachedError, Record, no_bar, ran
 
 TESTS = {path.name: path for path in Path(__file__).parents[1].rglob("test_*.py")}
-APPS = {"sim": sim_app, "calibrate": calibrate_app}
-
-
-class ReachedError(Exception):
-    """The work itself, which is not done here."""
-
-
-class Record:
-    """Calls of functions by their dotted names, with the names of their arguments."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.patch = patch
-        self.calls: dict[str, dict[str, Any]] = {}
-
-    def replace(self, name: str, answer: Any = ReachedError) -> None:
-        """Have a function record its arguments and give this answer: a function of them, a value, or an exception."""
-        module, _, function = name.rpartition(".")
-        owner = importlib.import_module(module)
-        signature = inspect.signature(getattr(owner, function))
-
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            self.calls[name] = dict(bound.arguments)
-            if answer is ReachedError:
-                raise ReachedError
-            return answer(**bound.arguments) if callable(answer) else answer
-
-        self.patch.setattr(owner, function, recorded)
-
-
-def ran(command: str, words: str = "") -> None:
-    """Run a command until it reaches the work."""
-    program, *verbs = command.split()
-    done = CliRunner().invoke(APPS[program], [*verbs, *words.split()])
-    assert isinstance(done.exception, ReachedError), (done.output, done.exception)
-
-
-@contextlib.contextmanager
-def no_bar() -> Iterator[str]:
-    yield "a bar"
 
 
 MODELS = {"decoder": SimpleNamespace(layers=8, vocabulary=99, heads={}), "name": "made", "checksum": "0", "has_encoder": False}
