@@ -89,3 +89,14 @@ def test_no_two_modules_have_a_class_of_one_name() -> None:
                     if isinstance(node, ast.ClassDef):
                         places[node.name].add(str(path.relative_to(ROOT)))
     assert {name: sorted(found) for name, found in places.items() if len(found) > 1 and name != "Parameters"} == {}
+
+
+def test_no_folder_is_too_large_to_look_through() -> None:
+    """About a dozen files each; what has more is two nouns. But theorems on methods grow with the methods, as their folders do."""
+    modules = Counter(
+        str(path.parent.relative_to(ROOT))
+        for package in ("model", "sim", "calibrate", "figures")
+        for path in (ROOT / package).rglob("*.py")
+        if path.stem != "__init__" and path.parent.name != "of_methods"
+    )
+    assert {folder: count for folder, count in modules.items() if count > 13} == {}
