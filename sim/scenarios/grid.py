@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from model.base.checks import ParameterError
 from model.base.table_records import parse_value
 from sim.scenarios import cases, scenario_file
 from sim.scenarios.cases import Case
+from sim.scenarios.outcome_records import Outcome
 from sim.scenarios.scenario_file import SECTIONS, Tables
 
-KEPT = 256
-"""Resolved points that a grid keeps."""
+KEPT = 4096
+"""Parts of points that a grid keeps once they are resolved: points share what does not vary."""
 LOOKED_AT_UP_TO = 512
 """A grid of no more points is looked at whole before it is run; of a larger one, each axis by itself."""
 ELSEWHERE = 64
@@ -97,7 +98,8 @@ class Grid:
         self.axes = tuple(Axis(path, _values(path, values)) for path, values in sweep.items())
         self.methods = len(scenario_file.method_tables(self.base))
         self.shape = (max(self.methods, 1), *(len(axis.values) for axis in self.axes))
-        self._cases: dict[int, Case] = {}
+        self._but_outcomes: _Kept[Case] = _Kept()
+        self._outcomes: _Kept[Mapping[str, Outcome]] = _Kept()
         self.points = 1
         for size in self.shape:
             self.points *= size
@@ -153,19 +155,34 @@ class Grid:
         return {axis.path: axis.values[index] for axis, index in zip(self.axes, where, strict=True)}
 
     def case(self, point: int) -> Case:
-        """The checked objects of a point; those asked for lately are kept, since every view and the plan ask for them."""
-        if point not in self._cases:
-            if len(self._cases) >= KEPT:
-                self._cases.pop(next(iter(self._cases)))
-            self._cases[point] = self._resolved(point)
-        return self._cases[point]
+        """The checked objects of a point. Points share what does not vary: all but outcomes, and outcomes of one choice."""
+        where = self.indices(point)
+        case = self._but_outcomes.get(self.key_but_outcomes(where), lambda: self._resolved(where))
+        return case.with_outcomes(self.outcomes(where, case))
 
-    def _resolved(self, point: int) -> Case:
-        method, *where = self.indices(point)
+    def key_but_outcomes(self, where: Sequence[int]) -> tuple[int, ...]:
+        """What tells a point from others but for its outcomes: indices of the method and on the other axes."""
+        return tuple([index for index, kind in zip(where, self.kinds, strict=True) if kind != "outcomes"])
+
+    def outcomes(self, where: Sequence[int], case: Case) -> Mapping[str, Outcome]:
+        """The outcomes of a point, of which `case` has the rest; they may depend on the method's own parameters and the tokens."""
+        shared = [index for index, kind in zip(where, self.kinds, strict=True) if kind in ("method", "outcomes", "tokens")]
+        depths = [case.parameters.depth(role) for role in case.parameters.roles]  # shapes may say them, and so costs
+        return self._outcomes.get((*shared, *depths), lambda: cases.resolve_outcomes(self._tables(where), where[0], case))
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """What the method's index and each axis change: `method`, `outcomes`, `tokens`, or `other` things."""
+        return "method", *(_kind(axis.path) for axis in self.axes)
+
+    def _resolved(self, where: Sequence[int]) -> Case:
+        return cases.resolve_but_outcomes(self._tables(where), where[0], self.used)
+
+    def _tables(self, where: Sequence[int]) -> Tables:
         tables = copy.deepcopy(self.base)
-        for axis, index in zip(self.axes, where, strict=True):
+        for axis, index in zip(self.axes, where[1:], strict=True):
             scenario_file.apply(tables, axis.path, axis.values[index])
-        return cases.resolve(tables, method, self.used)
+        return tables
 
     @cached_property
     def used(self) -> list[frozenset[str]]:
@@ -185,6 +202,39 @@ class Grid:
                 except ParameterError:  # its point says so itself
                     continue
                 found = [one | other for one, other in zip(found, more, strict=True)]
+        return found
+
+
+def _kind(path: str) -> str:
+    first, *rest = path.split(".")
+    if first == "scenario":
+        return rest[0] if rest == ["tokens"] else "other"
+    if first == "outcomes" or (first == "method" and "outcomes" in rest):
+        return "outcomes"
+    return "method" if first == "method" and "cost" not in rest else "other"
+
+
+Part = TypeVar("Part")
+
+
+class _Kept(Generic[Part]):
+    """Parts of points by what tells them apart, or the errors that they are; the oldest give way to new ones."""
+
+    def __init__(self) -> None:
+        self.parts: dict[tuple[Any, ...], Part | ParameterError] = {}
+
+    def get(self, key: tuple[Any, ...], make: Callable[[], Part]) -> Part:
+        found = self.parts.get(key)
+        if found is None:
+            if len(self.parts) >= KEPT:
+                self.parts.pop(next(iter(self.parts)))
+            try:
+                found = make()
+            except ParameterError as error:
+                found = error
+            self.parts[key] = found
+        if isinstance(found, ParameterError):
+            raise found
         return found
 
 
