@@ -17,12 +17,13 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.world import STAYS, UNLIKELY, UNSURE, World
 from model.methods.early_exit.theory import exit_pmf
+from model.methods.method_parameters import MethodParameters
 from model.methods.worlds import world_of
 from model.outcomes import random_streams
 from model.outcomes.outcome_kinds import KINDS, OutcomeKind
 
 
-def needed(parameters: Any) -> tuple[str, ...]:
+def needed(parameters: MethodParameters) -> tuple[str, ...]:
     """The rates that a choice of a method must be given.
 
     >>> from model.methods.bild import algorithm as bild
@@ -32,16 +33,14 @@ def needed(parameters: Any) -> tuple[str, ...]:
     return tuple(rate for kind in _asked(parameters) for rate in KINDS[kind].forced or ())
 
 
-def _asked(parameters: Any) -> tuple[str, ...]:
-    kind = type(parameters)
-    found: tuple[str, ...] = kind.asked(vars(parameters)) if hasattr(kind, "asked") else kind.OUTCOMES
-    for each in found:
+def _asked(parameters: MethodParameters) -> tuple[str, ...]:
+    for each in parameters.outcomes:
         if each not in KINDS or KINDS[each].forced is None:
             raise ParameterError(f"outcomes of kind {each} cannot be forced by rates; run this method on models that say something")
-    return found
+    return parameters.outcomes
 
 
-def check(method: str, parameters: Any, rates: Mapping[str, float]) -> None:
+def check(method: str, parameters: MethodParameters, rates: Mapping[str, float]) -> None:
     """Refuse rates that the method cannot have, and missing ones."""
     wanted = needed(parameters)
     for name, value in rates.items():
@@ -52,11 +51,13 @@ def check(method: str, parameters: Any, rates: Mapping[str, float]) -> None:
     for name in wanted:
         if name not in rates:
             raise ParameterError(f"{name} is required: outcomes of method {method} are forced; there is no default")
-    if "exit_rate" in wanted and getattr(parameters, "threshold", None) is not None:
+    if "exit_rate" in wanted and parameters.decides_by_threshold:
         raise ParameterError("threshold must be left out where exit_rate says who leaves, got both")
 
 
-def world(parameters: Any, prompt: int, tokens: int, rates: Mapping[str, float], *, seed: int = 0, replication: int = 0) -> World:
+def world(
+    parameters: MethodParameters, prompt: int, tokens: int, rates: Mapping[str, float], *, seed: int = 0, replication: int = 0
+) -> World:
     """A world for one decoding of `tokens` tokens behind a prompt of positions 0 to prompt - 1.
 
     >>> from model.methods.ppd import algorithm as ppd
@@ -67,7 +68,7 @@ def world(parameters: Any, prompt: int, tokens: int, rates: Mapping[str, float],
     """
     checks.whole("seed", seed, 0)
     checks.whole("replication", replication, 0)
-    layers, sequences = parameters.layers, getattr(parameters, "texts", 1)
+    layers, sequences = parameters.layers, parameters.decoded_sequences
 
     def drawn(purpose: str, positions: int) -> NDArray[np.float64]:
         block, column = divmod(replication, random_streams.BLOCK)
@@ -79,7 +80,7 @@ def world(parameters: Any, prompt: int, tokens: int, rates: Mapping[str, float],
             purposes = [random_streams.of_text(kind.name, text) for text in range(sequences)]
             return [_survivors(drawn(purpose, tokens) < rates[kind.rate]) for purpose in purposes]
         if kind.name == "match":
-            which = 1 + (drawn("rank", tokens) * getattr(parameters, "candidates", 1)).astype(int)
+            which = 1 + (drawn("rank", tokens) * parameters.match_candidates).astype(int)
             return ((drawn("match", tokens) < rates["match_rate"]) * which).tolist()
         if kind.name == "decision":
             falls, taken = drawn("decision", tokens) < rates["fallback_rate"], drawn("rollback", tokens) < rates["rollback_rate"]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.interpret.world import Draft, Lossy, World, together
-from model.methods import registry
+from model.methods.method_parameters import MethodParameters
 from model.outcomes.outcome_kinds import any_lossy
 
 
-def world_of(parameters: Any, prompt: int, outcomes: Mapping[str, Any]) -> World:
+def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, Any]) -> World:
     """What models would answer in a decoding behind a prompt of positions 0 to prompt - 1.
 
     `outcomes` has what was drawn of each kind (`model.outcomes.outcome_kinds`) that the method asks for, by output position: of
@@ -22,13 +22,13 @@ def world_of(parameters: Any, prompt: int, outcomes: Mapping[str, Any]) -> World
     >>> world_of(Parameters(layers=8, exit_layer=4, candidates=2), 1, {"match": [2, 0]}).matches
     [2, 0]
     """
-    layers, roles = parameters.layers, registry.roles_of(parameters)
-    if any_lossy(outcomes) or not (roles or parameters.EXACT):
+    layers, roles = parameters.layers, parameters.roles
+    if any_lossy(outcomes) or not (roles or parameters.exact):
         return Lossy(prompt, layers, outcomes.get("decision", ()), outcomes.get("exit", ()))
     if not roles:
         return World(prompt, layers, outcomes.get("match", ()))
     worlds = []
-    for sequence in range(getattr(parameters, "texts", 1)):
+    for sequence in range(parameters.decoded_sequences):
         drafts = {role: Draft(of, outcomes[kind][sequence]) for role, (of, kind) in parameters.IMITATES.items()}
         worlds.append(World(prompt, layers, drafts=drafts, doubts=outcomes.get("confidence", ())))
     return together(worlds)

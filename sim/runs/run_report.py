@@ -20,6 +20,7 @@ from rich.text import Text
 from model.base import strict_json
 from model.methods.registry import algorithm
 from model.outcomes.outcome_kinds import KINDS
+from model.published.paper_notes import NOTES, Note
 from sim.runs import verdict
 from sim.runs.atomic_files import write_text
 from sim.runs.sweep import Report
@@ -217,17 +218,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     if "agreement_source" in names:
         lines += _lossy(table)
     lines.append(f"times: {cost_source(tables)}")
-    if "published_speedup" in names:
-        from model.published import deck_analysis
-
-        rows = deck_analysis.rows()
-        printed = {row["speedup"] for row in rows if row["draft_length"] is not None}
-        # Of the deck as a whole, so only where its table is replayed as a whole.
-        if printed <= {*table.select(pl.col("published_speedup").drop_nulls().unique()).collect()["published_speedup"]}:
-            lines += deck_analysis.sentences(rows)
-    lines += _of_figure_3(table, names)
-    lines += _of_schedules(table, names)
-    lines += _of_measured(table, names)
+    lines += [line for name in tables.get("scenario", {}).get("notes", ()) for line in _of_paper(table, names, NOTES[name])]
     lines.append("intervals: 95 %, from sampling")
     if "seconds_error" in names:
         lines.append(
@@ -298,40 +289,12 @@ def _lossy(table: pl.LazyFrame) -> list[str]:
     return lines
 
 
-def _of_schedules(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
-    """What SkipDecode's tables say of its published settings, where all of a model's are among the points."""
-    from model.published import skipdecode_analysis
-
-    keys = ["layers", "min_layers", "max_layers", "warm_up", "prompt", "sequence", "power"]
-    if not {"method", *keys} <= {*names}:
+def _of_paper(table: pl.LazyFrame, names: Sequence[str], note: Note) -> list[str]:
+    """What a note on a paper's tables says of these results."""
+    if not {*note.columns} <= {*names}:
         return []
-    own = table.filter(pl.col("method") == "skipdecode").select(keys).unique().collect(engine="streaming")
-    return [
-        sentence for found in skipdecode_analysis.replayed(own.to_dicts()) for sentence in skipdecode_analysis.sentences_on(*found)
-    ]
-
-
-def _of_figure_3(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
-    """The paper's own limits of latency and busy units, where the points of its Figure 3 are among these."""
-    from model.published import ppd_figure_3
-
-    needed = ["method", "outcomes_source", "data_set", "head", "layers", "exit_layer", "candidates", "match_rate", "tokens"]
-    if not {*needed} <= {*names}:
-        return []
-    wanted = [*needed, *(name for name in ("seconds_per_layer",) if name in names)]
-    own = table.filter(pl.col("method") == "ppd").select(wanted).unique(maintain_order=True).head(MOST_ROWS)
-    return ppd_figure_3.sentences(ppd_figure_3.replayed(own.collect().to_dicts()))
-
-
-def _of_measured(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
-    """What was measured beside what was simulated, where points replay the measured times of PPD's Table 3."""
-    from model.published import ppd_table_3_fit
-
-    if not {"outcomes_source", "seconds_per_layer", "latency_s"} <= {*names}:
-        return []
-    own = table.filter(pl.col("outcomes_source").str.starts_with("published: PPD Table 3")).head(MOST_ROWS)
-    points = ppd_table_3_fit.replayed(own.collect(engine="streaming").to_dicts())
-    return ppd_table_3_fit.sentences(points) if points else []
+    wanted = [*note.columns, *(name for name in note.more if name in names)]
+    return note.sentences(table.select(wanted).unique(maintain_order=True).head(MOST_LISTED).collect().to_dicts())
 
 
 def _one(table: pl.LazyFrame, expression: pl.Expr) -> Any:

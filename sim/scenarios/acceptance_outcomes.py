@@ -16,6 +16,7 @@ from model import published
 from model.base import bounded_files, checks
 from model.logs.position_log import PositionLog
 from model.methods import rounds
+from model.methods.method_parameters import MethodParameters
 from model.methods.speculative import engine_dialects, rates_from_logs
 from model.outcomes import outcome_laws
 from sim.scenarios.outcome_files import text_of
@@ -83,10 +84,12 @@ class RecordedAcceptance(RecordedOutcomes):
         """Refuse a log without a draft."""
         log.column("accepted")
 
-    def law_of_log(self, log: PositionLog, parameters: Any, tokens: int) -> outcome_laws.Replay | outcome_laws.ReplayChances:
+    def law_of_log(
+        self, log: PositionLog, parameters: MethodParameters, tokens: int
+    ) -> outcome_laws.Replay | outcome_laws.ReplayChances:
         """Agreements of greedy texts, chances of drawn ones: the method must write as the log's target did."""
         check_depth(log, parameters)
-        drawn, sampled = log.said.get("sampling") is not None, bool(getattr(parameters, "sampled", False))
+        drawn, sampled = log.said.get("sampling") is not None, bool(parameters.sampled)
         if drawn != sampled:
             texts, remedy = ("drawn", "set it to true") if drawn else ("greedy", "set it to false, or log with --sample")
             raise checks.ParameterError(f"sampled must be {str(drawn).lower()} with a log of {texts} texts; {remedy}")
@@ -108,11 +111,11 @@ class AcceptanceByDraftPosition(LawRecord):
         check_rates("acceptance_rates", self.acceptance_rates, "a list of rates, one for each drafted token")
         check_provenance(None, self.source)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point; the rate is that of the first place in a draft."""
-        if parameters.longest > len(self.acceptance_rates):
+        if parameters.longest_draft > len(self.acceptance_rates):
             raise checks.ParameterError(
-                f"acceptance_rates must have one rate for each of {parameters.longest} drafted tokens, got"
+                f"acceptance_rates must have one rate for each of {parameters.longest_draft} drafted tokens, got"
                 f" {len(self.acceptance_rates)}; give more rates or draft fewer tokens"
             )
         return Outcome(rounds.Rounds.by_draft_position(self.acceptance_rates), self.acceptance_rates[0], self.source)
@@ -136,9 +139,9 @@ class SharedRate(LawRecord):
         checks.number("concentration", self.concentration, 0)
         check_provenance(None, self.source)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point."""
-        law = rounds.Rounds.shared_rate(self.acceptance_rate, self.concentration, parameters.longest)
+        law = rounds.Rounds.shared_rate(self.acceptance_rate, self.concentration, parameters.longest_draft)
         return Outcome(law, self.acceptance_rate, self.source)
 
 
@@ -170,20 +173,20 @@ class RecordedRounds(LawRecord):
         check_provenance(None, self.source)
         self._lengths()
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point. Its rate is accepted over tested tokens of all rounds, in drafts of the method's length."""
         records = self._lengths()
         if self.play == "log":
-            return self._log(records, parameters.longest, tokens)
+            return self._log(records, parameters.longest_draft, tokens)
         survivors = [[length - 1 for length in record[:tokens]] for record in records if len(record) >= tokens]
         if not survivors:
             longest = max(len(record) for record in records)
             raise checks.ParameterError(
                 f"no record covers {tokens} output positions, the longest has {longest}; take fewer tokens, or play = 'log'"
             )
-        rate, low, high = _rate(_frozen(records, tokens, tokens), parameters.longest)
+        rate, low, high = _rate(_frozen(records, tokens, tokens), parameters.longest_draft)
         source = f"{self.source}: {len(survivors)} of {len(records)} records"
-        note = _note(records, parameters.longest, tokens)
+        note = _note(records, parameters.longest_draft, tokens)
         # The rate has an interval, the law has no ends: there is no rate in a record that could be moved.
         return Outcome(rounds.ReplayRounds(survivors), rate, source, rate_low=low, rate_high=high, note=note)
 
@@ -297,7 +300,7 @@ class ReportedByEngine(LawRecord):
         check_provenance(self.trials, self.source)
         self._alpha()
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point: independent, with the rate that would have made the engine print this."""
         alpha = self._alpha()
         found = independent(alpha, self.trials, f"{self.source}: converted from what {self.engine} printed")
@@ -336,17 +339,17 @@ class PublishedAcceptance(LawRecord):
         checks.one_of("task", self.task, {str(row["task"]) for row in published.table(self.table).rows})
         checks.one_of("reading", self.reading, READINGS)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point: independent, and the speed-up that the deck prints beside the rate."""
         from model.methods.speculative.theory import acceptance_from_drafted
 
         table = published.table(self.table)
-        asked = [key for key in table.keys if key not in ("task", "draft_model") and hasattr(parameters, key)]
-        keys = {key: getattr(parameters, key) for key in asked}
+        known = parameters.table()
+        keys = {key: known[key] for key in table.keys if key in known and key not in ("task", "draft_model")}
         row = table.lookup(task=self.task, **keys)
         rate, source = row["acceptance_rate"], f"published: {table.cite(row)}"
         if self.reading == "drafted":
-            rate = float(acceptance_from_drafted(rate, parameters.longest))
+            rate = float(acceptance_from_drafted(rate, parameters.longest_draft))
             source += ", read as accepted over drafted"
         return Outcome(outcome_laws.Iid(rate), rate, source, published_speedup=row["speedup"])
 
@@ -369,7 +372,7 @@ class TwoClassConfidence(LawRecord):
         outcome_laws.TwoClass(self.low_if_accepted, self.low_if_rejected)
         check_provenance(None, self.source)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point."""
         law = outcome_laws.TwoClass(self.low_if_accepted, self.low_if_rejected)
         return Outcome(law, self.low_if_accepted, self.source, also={"low_if_rejected": self.low_if_rejected})

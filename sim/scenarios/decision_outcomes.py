@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from model.interpret.world import UNLIKELY
 from model.methods.bild import theory as bild
 from model.methods.bild import threshold_decisions
 from model.methods.bild.threshold_decisions import COLUMNS, Decisions, Digits, Independent, Recorded
+from model.methods.method_parameters import MethodParameters
 from model.outcomes import random_streams
 from model.outcomes.intervals import wilson
 from sim.scenarios.outcome_files import columns_of, read_once
@@ -28,6 +29,7 @@ from sim.scenarios.outcome_records import (
     check_file,
     check_provenance,
     check_rates,
+    having,
     log_of,
     one_source,
     refuse_thresholds,
@@ -35,6 +37,16 @@ from sim.scenarios.outcome_records import (
 
 ASSUMED = 100_000
 """Tokens of a record that is drawn from an assumed law."""
+
+
+@runtime_checkable
+class DecidesByThresholds(Protocol):
+    """A choice of a method that falls back and rolls back by thresholds."""
+
+    fallback_threshold: float | None
+    rollback_threshold: float | None
+    variant: str
+    maximum_draft: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,7 @@ class DecisionRates(LawRecord):
         checks.number("rollback_rate", self.rollback_rate, 0, 1)
         check_provenance(self.trials, self.source)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point of the grid."""
         refuse_thresholds(parameters, "rates", ("fallback_threshold", "rollback_threshold"))
         return _independent(self.fallback_rate, self.rollback_rate, self.trials, self.source)
@@ -80,7 +92,7 @@ class DecisionRatesByPosition(LawRecord):
             raise checks.ParameterError(f"rollback_rates must be as many as fallback_rates, {wanted}, got {given}")
         check_provenance(None, self.source)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point."""
         refuse_thresholds(parameters, "by-position", ("fallback_threshold", "rollback_threshold"))
         if len(self.fallback_rates) < tokens:
@@ -143,12 +155,13 @@ class DecisionsAtThresholds(LawRecord):
         found: Decisions = read_once(_record_of, self.file, self.source or "measured")
         return found
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point: independent, with the record's rates; the interval is what so many tokens leave open."""
-        low, high = _thresholds(parameters)
+        deciding: DecidesByThresholds = having(parameters, DecidesByThresholds, "thresholds")
+        low, high = _thresholds(deciding)
         record = self.record()
-        found = record.rates(low, high, variant=parameters.variant)
-        agreement = float(bild.agreement(record, low, high, parameters.maximum_draft, variant=parameters.variant))
+        found = record.rates(low, high, variant=deciding.variant)
+        agreement = float(bild.agreement(record, low, high, deciding.maximum_draft, variant=deciding.variant))
         rates = float(found.fallback_rate), float(np.nan_to_num(found.rollback_rate))
         trials = None if self.sureness is not None else int(record.confidence.size)
         outcome = _independent(*rates, trials, record.source)
@@ -180,9 +193,10 @@ class RecordedDecisions(LawRecord):
         found: list[Decisions] = read_once(_texts_in, self.file, self.source)
         return found
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point; the rates are those of all tokens, the agreement that of the texts as they are played."""
-        low, high = _thresholds(parameters)
+        deciding: DecidesByThresholds = having(parameters, DecidesByThresholds, "replay")
+        low, high = _thresholds(deciding)
         texts = self.texts()
         lengths = sorted({text.confidence.size for text in texts})
         if lengths[0] < tokens - 1:
@@ -190,16 +204,16 @@ class RecordedDecisions(LawRecord):
                 f"texts must have decisions for tokens-1={tokens - 1} positions, got {lengths[0]} in the shortest; decode fewer"
                 " tokens, or leave out short texts"
             )
-        decided = [text.decided(low, high, variant=parameters.variant)[: lengths[0]] for text in texts]
+        decided = [text.decided(low, high, variant=deciding.variant)[: lengths[0]] for text in texts]
         whole = _joined(texts, self.source)
-        found = whole.rates(low, high, variant=parameters.variant)
-        agreement = 1 - float(np.mean([_foreign(parameters, *pair, tokens) for pair in zip(decided, texts, strict=True)])) / tokens
+        found = whole.rates(low, high, variant=deciding.variant)
+        agreement = 1 - float(np.mean([_foreign(deciding, *pair, tokens) for pair in zip(decided, texts, strict=True)])) / tokens
         also = {"rollback_rate": float(np.nan_to_num(found.rollback_rate))}
         outcome = Outcome(Recorded(decided), float(found.fallback_rate), self.source, also=also, trials=int(whole.confidence.size))
         return agreeing(outcome, agreement, self.source, "large model")
 
 
-def _foreign(parameters: Any, decided: Digits, record: Decisions, tokens: int) -> int:
+def _foreign(parameters: DecidesByThresholds, decided: Digits, record: Decisions, tokens: int) -> int:
     """How many tokens of a recorded text stay that the large model would not have written."""
     start = foreign = 0
     while start < tokens:
@@ -222,11 +236,14 @@ def _independent(fallback: float, rollback: float, trials: int | None, source: s
     return Outcome(law, fallback, source, Independent(low, back_low), Independent(high, back_high), low, high, trials, also=also)
 
 
-def _thresholds(parameters: Any) -> tuple[float, float]:
-    for name in ("fallback_threshold", "rollback_threshold"):
-        if getattr(parameters, name) is None:
+def _thresholds(parameters: DecidesByThresholds) -> tuple[float, float]:
+    fallback, rollback = parameters.fallback_threshold, parameters.rollback_threshold
+    for name, value in (("fallback_threshold", fallback), ("rollback_threshold", rollback)):
+        if value is None:
             raise checks.ParameterError(f"{name} is required where outcomes come of thresholds; give it under [[method]]")
-    return parameters.fallback_threshold, parameters.rollback_threshold
+    assert fallback is not None
+    assert rollback is not None
+    return fallback, rollback
 
 
 def _texts_in(file: str, source: str) -> list[Decisions]:

@@ -6,7 +6,7 @@ How far the text agrees with the whole model's is told by a record, or by nobody
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from model.base import checks
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf, exits
+from model.methods.method_parameters import MethodParameters
 from sim.scenarios.outcome_files import json_of, read_once
 from sim.scenarios.outcome_records import (
     LawRecord,
@@ -21,12 +22,24 @@ from sim.scenarios.outcome_records import (
     agreeing,
     check_provenance,
     check_rates,
+    having,
     log_of,
     one_source,
     refuse_thresholds,
 )
 
 Floats = NDArray[np.float64]
+
+
+@runtime_checkable
+class LeavesByConfidence(Protocol):
+    """A choice of a method whose tokens leave where a measure of confidence reaches a threshold."""
+
+    threshold: float | None
+    measure: str
+
+    def needed(self, column: int) -> float:
+        """The confidence that the token of this place, from 0, needs."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +58,7 @@ class ExitHazards(LawRecord):
         check_rates("hazards", self.hazards, "a list with a chance for each layer")
         check_provenance(None, self.source)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point; no token leaves before it is checked."""
         refuse_thresholds(parameters, "hazards", ("threshold",))
         if len(self.hazards) != parameters.layers:
@@ -58,7 +71,7 @@ class ExitHazards(LawRecord):
                 f"hazards must be 0 before first_check={parameters.first_check}, where no token can leave, got"
                 f" {self.hazards[early[0]]:g} behind layer {early[0] + 1}"
             )
-        law = Depths(exit_pmf(self.hazards), parameters.texts)
+        law = Depths(exit_pmf(self.hazards), parameters.decoded_sequences)
         return Outcome(law, law.mean(tokens), self.source)
 
 
@@ -91,22 +104,23 @@ class RecordedConfidences(LawRecord):
         found: dict[str, Floats] = read_once(_record_of, self.file, self.source)
         return found
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point: at each place the depths of all recorded tokens, equally likely."""
-        if parameters.threshold is None:
+        leaving: LeavesByConfidence = having(parameters, LeavesByConfidence, "confidences")
+        if leaving.threshold is None:
             raise checks.ParameterError("threshold is required where outcomes are confidences; give it under [[method]]")
-        record = self.record(parameters.measure)
+        record = self.record(leaving.measure)
         seen = record["confidence"]
         count, layers = seen.shape
         if layers != parameters.layers:
             raise checks.ParameterError(f"confidence must have a number for each of layers={parameters.layers}, got {layers}")
-        needed = {parameters.needed(place) for place in range(tokens)}
+        needed = {leaving.needed(place) for place in range(tokens)}
         depths = {level: exits(seen, np.full(count, level), first=parameters.first_check) for level in needed}
         shares = {level: np.bincount(found, minlength=layers + 1)[1:] / count for level, found in depths.items()}
-        levels = [parameters.needed(place) for place in range(tokens)]
-        law = Depths([shares[level] for level in levels], parameters.texts)
+        levels = [leaving.needed(place) for place in range(tokens)]
+        law = Depths([shares[level] for level in levels], parameters.decoded_sequences)
         outcome = Outcome(law, law.mean(tokens), f"{self.source}: {self.file or self.log}", trials=count)
-        if "agrees" not in record or parameters.texts > 1:
+        if "agrees" not in record or parameters.decoded_sequences > 1:
             return outcome
         picked = {level: float(record["agrees"][np.arange(count), found - 1].mean()) for level, found in depths.items()}
         agreement = float(np.mean([picked[level] for level in levels]))

@@ -12,6 +12,7 @@ from model.base import checks
 from model.base.checks import ParameterError, TableError
 from model.logs import position_log
 from model.logs.position_log import PositionLog
+from model.methods.method_parameters import MethodParameters
 from model.outcomes import outcome_laws
 from model.outcomes.intervals import wilson
 from sim.scenarios.outcome_records import (
@@ -85,14 +86,14 @@ class RecordedMatches(RecordedOutcomes):
             raise ParameterError(f"head is required with a log: one of {', '.join(position_log.HEADS)}")
         checks.one_of("head", self.head, position_log.HEADS)
 
-    def law_of_log(self, log: PositionLog, parameters: Any, tokens: int) -> outcome_laws.Replay:
+    def law_of_log(self, log: PositionLog, parameters: MethodParameters, tokens: int) -> outcome_laws.Replay:
         """Where the token that is put out is among the candidates at the method's layer; at the last layer it always is."""
         layer, candidates = of_method(parameters, "replay of a log", ("exit_layer", "candidates"))
         if layer == log.layers:
             matches = [np.ones(len(text), dtype=np.bool_) for text in log.by_text(log.table["token"].to_numpy())]
         else:
             check_depth(log, parameters)
-            form = getattr(parameters, "form", "literal")
+            form = parameters.table().get("form", "literal")
             matches = log.matches(layer, candidates, self.head or "common", form=form)
         return outcome_laws.Replay(log.covering(matches, tokens))
 
@@ -134,7 +135,7 @@ class PublishedMatches(LawRecord):
         if self.by_position and not binned and self.table != "ppd-table-2":
             raise TableError("outcomes", ".by_position picks its table by data_set; leave outcomes.table out")
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point."""
         known: dict[str, Any] = {"data_set": self.data_set, "head": self.head, "sampling": self.sampling, "method": "ppd"}
         known["layer"], known["candidates"] = of_method(parameters, "published", ("exit_layer", "candidates"))

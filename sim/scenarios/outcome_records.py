@@ -20,6 +20,7 @@ from model.base import bounded_files, checks
 from model.base.checks import TableError
 from model.logs import position_log
 from model.logs.position_log import PositionLog
+from model.methods.method_parameters import MethodParameters
 from model.outcomes import outcome_laws
 from model.outcomes.intervals import half_width, wilson
 from sim.scenarios.outcome_files import json_of
@@ -58,7 +59,7 @@ class LawRecord(ABC):
     """The keys that say how often: where one of them is set anew, `trials` and `source` are not of it any more."""
 
     @abstractmethod
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point of the grid."""
 
 
@@ -80,7 +81,7 @@ class OneRate(LawRecord):
         checks.number(self.RATES[0], getattr(self, self.RATES[0]), 0, 1)
         check_provenance(self.trials, self.source)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point of the grid."""
         return independent(self.rate, self.trials, self.source)
 
@@ -100,7 +101,7 @@ class CorrelatedRate(OneRate):
             bound = f"between {-rare / (1 - rare):g} and 1 at {self.RATES[0]}={self.rate:g}"
             raise checks.ParameterError(f"correlation must be {bound}, got {self.correlation:g}") from None
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point. Correlated trials are worth fewer than their number: by (1 - rho) / (1 + rho)."""
         law = self._law(self.rate)
         worth = 0.0 if self.trials is None else self.trials * (1 - self.correlation) / (1 + self.correlation)
@@ -126,7 +127,7 @@ class RateByPosition(LawRecord):
         check_rates(self.RATES[0], getattr(self, self.RATES[0]))
         check_provenance(None, self.source)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point."""
         name = self.RATES[0]
         law = outcome_laws.ByPosition(getattr(self, name), name=name)
@@ -163,7 +164,7 @@ class RecordedOutcomes(LawRecord):
         else:
             self.check_log(log_of(self.log))
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point; its interval is between records: they are independent, positions within one are not."""
         if self.log is None:
             return recorded(self._law(), tokens, self.source)
@@ -176,7 +177,7 @@ class RecordedOutcomes(LawRecord):
         """Refuse a log that does not have what this takes of it."""
 
     @abstractmethod
-    def law_of_log(self, log: PositionLog, parameters: Any, tokens: int) -> Any:
+    def law_of_log(self, log: PositionLog, parameters: MethodParameters, tokens: int) -> Any:
         """The law of the outcomes in a log's texts, of which each covers all tokens."""
 
     def _law(self) -> outcome_laws.Replay:
@@ -218,7 +219,7 @@ def _log_once(name: str, stamp: object) -> PositionLog:
     return position_log.load(name)
 
 
-def check_depth(log: PositionLog, parameters: Any) -> None:
+def check_depth(log: PositionLog, parameters: MethodParameters) -> None:
     """Refuse a log of a target with another number of layers."""
     if parameters.layers != log.layers:
         raise checks.ParameterError(f"method.layers must be {log.layers}, as the target of the log has, got {parameters.layers}")
@@ -248,12 +249,21 @@ def check_file(file: Any) -> None:
         raise checks.ParameterError(f"file must be a path in quotes, got {checks.shown(file)}")
 
 
-def of_method(parameters: Any, kind: str, names: Sequence[str]) -> list[Any]:
+def of_method(parameters: MethodParameters, kind: str, names: Sequence[str]) -> list[Any]:
     """What a law needs to know of the method."""
-    missing = [name for name in names if not hasattr(parameters, name)]
+    known = parameters.table()
+    missing = [name for name in names if name not in known]
     if missing:
         raise checks.ParameterError(f"outcomes.kind {kind!r} needs a method with {missing[0]}")
-    return [getattr(parameters, name) for name in names]
+    return [known[name] for name in names]
+
+
+def having(parameters: MethodParameters, needs: Any, kind: str) -> Any:
+    """The parameters as a law needs them: `needs` is a protocol that can be checked while running."""
+    if not isinstance(parameters, needs):
+        names = ", ".join(name for name in vars(needs)["__annotations__"])
+        raise checks.ParameterError(f"outcomes.kind {kind!r} needs a method with {names}")
+    return parameters
 
 
 # --- lossy methods -------------------------------------------------------------------------------------------------------
@@ -272,10 +282,10 @@ def one_source(file: Any, log: Any) -> None:
     check_file(file)
 
 
-def refuse_thresholds(parameters: Any, kind: str, names: Sequence[str]) -> None:
+def refuse_thresholds(parameters: MethodParameters, kind: str, names: Sequence[str]) -> None:
     """Refuse thresholds of the method beside a law that states what they come to."""
     for name in names:
-        if getattr(parameters, name) is not None:
+        if parameters.table()[name] is not None:
             raise checks.ParameterError(
                 f"{name} has no bearing on outcomes.kind {kind!r}, which states what it comes to; leave it out, or give a record"
             )

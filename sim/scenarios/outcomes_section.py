@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from model.base import checks
 from model.base.checks import ParameterError
 from model.base.table_records import build, refuse_unknown
+from model.methods.method_parameters import MethodParameters
 from model.outcomes.outcome_kinds import KINDS, kind_of
 from sim.scenarios import acceptance_outcomes, decision_outcomes, exit_outcomes, match_outcomes
 from sim.scenarios.outcome_records import LawRecord, Outcome
@@ -22,8 +23,9 @@ RATES = frozenset(name for kinds in LAWS.values() for record in kinds.values() f
 """The keys of these records that say how often, whose provenance goes where one of them is set anew."""
 
 
-def resolve(table: Any, where: str, method: str, wanted: Sequence[str], parameters: Any, tokens: int) -> dict[str, Outcome]:
+def resolve(table: Any, where: str, method: str, parameters: MethodParameters, tokens: int) -> dict[str, Outcome]:
     """The laws of the outcomes that a method asks for, by name, from the table that messages call `where`."""
+    wanted = parameters.outcomes
     for outcome in wanted:
         checks.one_of(f"outcome that method {method} asks for,", outcome, KINDS)
     if table is None:
@@ -52,7 +54,7 @@ def resolve(table: Any, where: str, method: str, wanted: Sequence[str], paramete
     return {key: _law(table if one else table[key], where if one else f"{where}.{key}", key, parameters, tokens) for key in wanted}
 
 
-def _law(table: Any, where: str, outcome: str, parameters: Any, tokens: int) -> Outcome:
+def _law(table: Any, where: str, outcome: str, parameters: MethodParameters, tokens: int) -> Outcome:
     if not isinstance(table, Mapping):
         raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
     kinds = LAWS[outcome]

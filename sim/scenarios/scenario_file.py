@@ -212,14 +212,14 @@ def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) ->
             continue
         name, first = table.get("name"), key.partition(".")[0]
         if key == "name":
-            registry.algorithm(value)
+            registry.parameters(value)
         elif first in OWN and first != key:
             _put(table, "method", key, value)
             continue
         else:
-            kind = registry.algorithm(name).Parameters
+            kind = registry.parameters(name)
             known = [field.name for field in fields(kind)]
-            aliases = getattr(kind, "ALIASES", {})
+            aliases = kind.ALIASES
             if key not in known and key not in aliases:
                 raise ParameterError(f"method {name} takes no {key}; {instead(kind, key)}")
             for other in (alias for alias, meant in aliases.items() if meant == aliases.get(key, key)):

@@ -7,7 +7,6 @@ rate of it, for all luck. Progress is that of the hypothesis that wins.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import always, digits
 from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.theorem import Example, Theorem, equal
+from sim.theorems.theorem import Collected, Example, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -31,6 +30,32 @@ if TYPE_CHECKING:
 _FORMS = (("per-beam", "sequential"), ("per-beam", "parallel"), ("per-beam", "batched"), ("exact", "batched"))
 
 
+theorem = Collected("beam")
+
+
+# --- What they are tried on ---
+
+
+def _decodings(tokens: int = 0) -> SearchStrategy[Example]:
+    """With all of their luck given, or with a rate of it and at most so many tokens."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def decoding(draw: DrawFn) -> Example:
+        rule, arrangement = draw(st.sampled_from(_FORMS))
+        example: Example = {
+            "rule": rule, "arrangement": arrangement, "beams": draw(whole(1, 3)), "draft_length": draw(whole(0, 3)),
+            "cost_ratio": draw(whole(0, 4)) / 4, "link": draw(whole(0, 2)) / 4,
+        }  # fmt: skip
+        if tokens:
+            return example | {"tokens": draw(whole(1, tokens)), "rate": draw(rates())}
+        return example | {"accept": [bool(bit) for bit in digits(draw, draw(whole(1, 9)), 1)]}
+
+    return decoding()
+
+
+@theorem("1", "Simulator and paths agree on every path, exactly, for both rules and all arrangements.", source="one algorithm",
+         given=_decodings)
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["accept"])
     tally = sampler.walk(choice(x), n, cost(x), always(x["accept"][:-1]))
@@ -38,6 +63,7 @@ def events_are_paths(x: Example) -> None:
     equal("compute", float(tally.busy[0]), run.busy)
 
 
+@theorem("2", "Mean latency and compute are those over all luck.", source="rounds of one price", given=lambda: _decodings(5))
 def mean_over_all_luck(x: Example) -> None:
     n = x["tokens"]
     outcomes = paths(n - 1)
@@ -48,6 +74,8 @@ def mean_over_all_luck(x: Example) -> None:
         equal(f"mean {what}", float(getattr(found, what)), mean, CLOSE)
 
 
+@theorem("3", "k hypotheses one after another take k times as long as one, and on k units as long as one.",
+         source="the deck's own timing, S / k", given=_decodings)
 def one_after_another(x: Example) -> None:
     form = {"rule": "per-beam", "link": 0.0}
     alone = play({**x, **form, "arrangement": "sequential", "beams": 1})
@@ -56,12 +84,16 @@ def one_after_another(x: Example) -> None:
     equal("time of hypotheses at once", at_once.latency, alone.latency)
 
 
+@theorem("4", "Per beam and one after another the speed is Theorem 3.8 over k.", source="the deck's own timing, S / k",
+         given=lambda: _decodings(5))
 def speed_over_beams(x: Example) -> None:
     rate, gamma, beams, c = x["rate"], x["draft_length"], x["beams"], x["cost_ratio"]
     found = formulas.speedup(rate, gamma, c, beams, rule="per-beam", arrangement="sequential")
     equal("speed of sequential beams", float(found), float(speculative.speedup(rate, gamma, c)) / beams, CLOSE)
 
 
+@theorem("5", "One hypothesis more costs no time, one after another.", source="false: each has passes of its own", given=_decodings,
+         expect="fails")
 def faster_with_more(x: Example) -> None:
     form = {"rule": "per-beam", "arrangement": "sequential", "link": 0.0}
     one, more = (play({**x, **form, "beams": x["beams"] + extra}).latency for extra in (0, 1))
@@ -89,48 +121,4 @@ def play(x: Example, **changes: Any) -> Run:
     return simulate(decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), world)
 
 
-# --- What they are tried on ---
-
-
-def _decodings(tokens: int = 0) -> SearchStrategy[Example]:
-    """With all of their luck given, or with a rate of it and at most so many tokens."""
-    from hypothesis import strategies as st
-
-    @st.composite
-    def decoding(draw: DrawFn) -> Example:
-        rule, arrangement = draw(st.sampled_from(_FORMS))
-        example: Example = {
-            "rule": rule, "arrangement": arrangement, "beams": draw(whole(1, 3)), "draft_length": draw(whole(0, 3)),
-            "cost_ratio": draw(whole(0, 4)) / 4, "link": draw(whole(0, 2)) / 4,
-        }  # fmt: skip
-        if tokens:
-            return example | {"tokens": draw(whole(1, tokens)), "rate": draw(rates())}
-        return example | {"accept": [bool(bit) for bit in digits(draw, draw(whole(1, 9)), 1)]}
-
-    return decoding()
-
-
-_theorem = partial(Theorem, method="beam")
-
-THEOREMS = (
-    _theorem(
-        "1", "Simulator and paths agree on every path, exactly, for both rules and all arrangements.", source="one algorithm",
-        given=_decodings, holds=events_are_paths,
-    ),
-    _theorem(
-        "2", "Mean latency and compute are those over all luck.", source="rounds of one price", given=lambda: _decodings(5),
-        holds=mean_over_all_luck,
-    ),
-    _theorem(
-        "3", "k hypotheses one after another take k times as long as one, and on k units as long as one.",
-        source="the deck's own timing, S / k", given=_decodings, holds=one_after_another,
-    ),
-    _theorem(
-        "4", "Per beam and one after another the speed is Theorem 3.8 over k.", source="the deck's own timing, S / k",
-        given=lambda: _decodings(5), holds=speed_over_beams,
-    ),
-    _theorem(
-        "5", "One hypothesis more costs no time, one after another.", source="false: each has passes of its own", given=_decodings,
-        holds=faster_with_more, expect="fails",
-    ),
-)  # fmt: skip
+THEOREMS = theorem.all()

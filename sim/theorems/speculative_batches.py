@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +18,8 @@ import numpy as np
 from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
 from model.interpret.world import Draft, World, together
-from model.methods.batching import BATCHING
+from model.methods.draft_model import PLACEMENTS
+from model.methods.method_parameters import BATCHING
 from model.methods.rounds import ReplayRounds
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import paths as sampler
@@ -31,7 +31,7 @@ from sim.engine.events import Run, simulate
 from sim.theorems import pipelined_examples
 from sim.theorems.drafting_examples import digits, drafting
 from sim.theorems.pipelined_examples import CLOSE, survivors, whole
-from sim.theorems.theorem import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -39,12 +39,82 @@ if TYPE_CHECKING:
 _MOST = 3  # drafted tokens
 
 
+theorem = Collected("speculative")
+
+
+# --- What they are tried on ---
+
+
+def _texts(costs: str = "whole", narrow: bool = False) -> SearchStrategy[Example]:
+    """Batches of a few texts; `narrow`, a pass costs the same however wide."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def texts(draw: DrawFn) -> Example:
+        x = draw(drafting(tokens=1, most=_MOST, costs=costs))
+        if "cost" in x and "verify_cost" in x["cost"]:
+            del x["cost"]["verify_cost"]
+        x["texts"] = [digits(draw, draw(st.integers(1, 5)), _MOST) for _ in range(draw(st.integers(1, 3)))]
+        x["batch"] = draw(st.integers(1, 3))
+        if not narrow and draw(st.booleans()):
+            times = itertools.accumulate(digits(draw, 3 * (_MOST + 1) - 1, 4), initial=4)
+            x["cost"] = x.get("cost", {}) | {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)]}
+        return {name: value for name, value in x.items() if name not in ("accept", "survive")}
+
+    return texts()
+
+
+def _luck() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    lengths = st.lists(whole(1, 3), min_size=2, max_size=3)
+    return st.fixed_dictionaries({
+        "draft_length": whole(0, 2), "batch": whole(1, 3), "lengths": lengths, "rate": whole(0, 20),
+        "placement": st.sampled_from(PLACEMENTS), "cost": st.fixed_dictionaries({"link": whole(0, 2)}),
+    })  # fmt: skip
+
+
+def _full() -> SearchStrategy[Example]:
+    """A sequence of a full batch of two or three, by its rate."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def full(draw: DrawFn) -> Example:
+        times = itertools.accumulate(digits(draw, 3 * (_MOST + 1) - 1, 4), initial=4)
+        cost = {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)], "cost_ratio": draw(whole(0, 4)) / 4}
+        return {
+            "draft_length": draw(whole(0, _MOST)), "batch": draw(whole(2, 3)), "tokens": draw(whole(1, 6)),
+            "rate": draw(whole(0, 20)), "placement": draw(st.sampled_from(PLACEMENTS)),
+            "cost": cost | {"link": draw(whole(0, 2))},
+        }  # fmt: skip
+
+    return full()
+
+
+def _against_static() -> SearchStrategy[Example]:
+    """Texts of one static batch; the time of a pass that does not hang on its sequences, and that of each."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def pair(draw: DrawFn) -> Example:
+        most = draw(st.integers(1, 5))
+        texts = [[draw(whole(0, _MOST)) for _ in range(most)] for _ in range(draw(st.integers(1, 3)))]
+        return {
+            "texts": texts, "batch": len(texts), "draft_length": draw(whole(0, _MOST)), "fixed": draw(whole(1, 4)),
+            "each": draw(whole(0, 3)),
+        }  # fmt: skip
+
+    return pair()
+
+
+@theorem("32a", "Simulator and paths agree on every path, exactly, in batches of unequal texts.", source="one algorithm",
+         given=_texts)
 def events_are_paths(x: Example) -> None:
     run, parameters = play(x), choice(x)
     coins = [iter([np.zeros((len(own), BLOCK))]) for own in x["texts"]]
     laws = [ReplayRounds([survivors({**x, "survive": own})]) for own in x["texts"]]
     outcomes = [law.drafts(tiles) for law, tiles in zip(laws, coins, strict=True)]
-    given = outcomes if parameters.texts > 1 else outcomes[0]
+    given = outcomes if parameters.decoded_sequences > 1 else outcomes[0]
     tally = sampler.walk(parameters, max(parameters.lengths or ()), pipelined_examples.cost(x), given)
     equal("latency", float(tally.time[0]), run.latency)
     equal("compute", float(tally.busy[0]), run.busy)
@@ -52,6 +122,7 @@ def events_are_paths(x: Example) -> None:
     equal("drafted tokens", float(tally.drafted[0]), float(sum(count * times for (_, count), times in run.rounds.items())))
 
 
+@theorem("32b", "A text of a batch has the rounds that it has alone.", source="luck is each text's own", given=_texts)
 def texts_are_what_they_are_alone(x: Example) -> None:
     found = _counted(x)
     for number, own in enumerate(x["texts"]):
@@ -59,21 +130,30 @@ def texts_are_what_they_are_alone(x: Example) -> None:
         equal(f"commits of text {number}", mine, _counted({**x, "texts": [own]}).committed)
 
 
+@theorem("32d", "Texts decoded together take no longer than one after the other, where a pass costs the same however wide.",
+         source="a round takes at most those of its texts", given=lambda: _texts(narrow=True))
 def together_is_no_slower(x: Example) -> None:
     """Where a pass takes the same however wide."""
     behind = play({**x, "batch": 1}).latency
     at_most("latency of a batch", play({**x, "batch": len(x["texts"])}).latency, behind)
 
 
+@theorem("32c", "A batch is never faster than any of its texts alone.", source="a round drafts for the text that can use the most",
+         given=_texts)
 def no_faster_than_the_slowest(x: Example) -> None:
     batch = play({**x, "batch": len(x["texts"])}).latency
     at_most("latency of one text alone", max(_alone(x)), batch)
 
 
+@theorem("32e", "Where width costs nothing a batch takes as long as the slowest of its texts.",
+         source="false: each round drafts as much as any of its texts can use, not always the slowest one",
+         given=lambda: _texts("plain", narrow=True), expect="fails")
 def as_fast_as_the_slowest(x: Example) -> None:
     equal("latency", play({**x, "batch": len(x["texts"])}).latency, max(_alone(x)))
 
 
+@theorem("32f", "Means of the latency, compute, rounds, drafts and heads are those over all luck.",
+         source="of independent texts so many are left after r rounds", given=_luck)
 def mean_over_all_luck(x: Example) -> None:
     rate, lengths = x["rate"] / 20, x["lengths"]
     mean = np.zeros(5)
@@ -96,6 +176,8 @@ def mean_over_all_luck(x: Example) -> None:
 # --- Batches that are kept full ---
 
 
+@theorem("32g", "Simulator and paths agree on every path of a sequence in a batch that is kept full, exactly.",
+         source="one algorithm", given=_texts)
 def events_are_paths_of_a_full_batch(x: Example) -> None:
     parameters, cost = _of_full(x), _full_cost(x)
     for own in x["texts"]:
@@ -107,6 +189,8 @@ def events_are_paths_of_a_full_batch(x: Example) -> None:
         equal("drafted tokens", float(tally.drafted[0]), float(run.rounds.total() * parameters.draft_length))
 
 
+@theorem("32h", "Moments of a sequence in a batch that is kept full are those over all luck, its work too.",
+         source="renewal theory; drafts are not cut", given=_full)
 def mean_of_a_full_batch_over_all_luck(x: Example) -> None:
     parameters, cost, n, rate = _of_full(x), _full_cost(x), x["tokens"], x["rate"] / 20
     moments = np.zeros(7)
@@ -125,6 +209,8 @@ def mean_of_a_full_batch_over_all_luck(x: Example) -> None:
         equal(f"mean {name}", float(math.nan if got is None else got), float(want), CLOSE)
 
 
+@theorem("32i", "The speed-up of l tokens in a batch that is kept full is from l / (l + gamma) to 1 times E[N] T(1) / (T(gamma"
+         " + 1) + T_d).", source="Theorem 3.8 and Wald's identity", given=_full)
 def long_sequences_of_a_full_batch(x: Example) -> None:
     """Wald's identity: the rounds of l tokens give between l and l + gamma tokens, E[N] each in the mean."""
     parameters, cost, n, rate = _of_full(x), replace(_full_cost(x), link=0.0), x["tokens"], x["rate"] / 20
@@ -141,6 +227,8 @@ def long_sequences_of_a_full_batch(x: Example) -> None:
     at_most("that of endless sequences, less the tokens that are dropped", endless * n / (n + gamma), speed, CLOSE)
 
 
+@theorem("32j", "In a batch that is kept full a sequence has the rounds that it has in lockstep, and takes no less time.",
+         source="its last drafts are not cut", given=_texts)
 def no_faster_than_lockstep(x: Example) -> None:
     """Where a wider pass takes no less: in lockstep the last drafts are cut."""
     parameters, cost = _of_full(x), _full_cost(x)
@@ -151,6 +239,8 @@ def no_faster_than_lockstep(x: Example) -> None:
         equal("rounds", cut.rounds.total(), whole.rounds.total())
 
 
+@theorem("32k", "A batch that is kept full is no slower than a static one, where a pass over n sequences takes a + b n and"
+         " drafts are free.", source="a pass over fewer sequences takes no less for each", given=_against_static)
 def kept_full_is_no_slower_than_static(x: Example) -> None:
     """Where drafts are free and a pass takes a + b n over n sequences, whatever its width."""
     sizes = range(1, len(x["texts"]) + 1)
@@ -160,6 +250,8 @@ def kept_full_is_no_slower_than_static(x: Example) -> None:
     _static_against_full(x, UnitCost(choice(x).layers, cost_ratio=0.0, by_texts=rows), times[len(x["texts"])])
 
 
+@theorem("32l", "A batch that is kept full is no slower than a static one, whatever a draft costs.",
+         source="false: at its end a static batch drafts less", given=_against_static, expect="fails")
 def kept_full_is_no_slower_whatever_it_costs(x: Example) -> None:
     _static_against_full(x, UnitCost(choice(x).layers, cost_ratio=0.25), 1.0)
 
@@ -173,6 +265,8 @@ def _static_against_full(x: Example, cost: UnitCost, slower: float) -> None:
     at_most("time of a sequence of a full batch, in the mean", sum(times) / len(times), static, CLOSE)
 
 
+@theorem("32m", "One sequence alone is the same in every way of batching.", source="there is nobody to wait for, or to draft for",
+         given=_texts)
 def one_sequence_is_the_same_in_all(x: Example) -> None:
     own, cost = x["texts"][0], pipelined_examples.cost(x)
     runs = [_played(x, own, replace(_of_full(x), sequences=1, batching=each), cost) for each in BATCHING]
@@ -240,129 +334,4 @@ def _alone(x: Example) -> Sequence[float]:
     return [play({**x, "texts": [own], "batch": 1}).latency for own in x["texts"]]
 
 
-# --- What they are tried on ---
-
-
-def _texts(costs: str = "whole", narrow: bool = False) -> SearchStrategy[Example]:
-    """Batches of a few texts; `narrow`, a pass costs the same however wide."""
-    from hypothesis import strategies as st
-
-    @st.composite
-    def texts(draw: DrawFn) -> Example:
-        x = draw(drafting(tokens=1, most=_MOST, costs=costs))
-        if "cost" in x and "verify_cost" in x["cost"]:
-            del x["cost"]["verify_cost"]
-        x["texts"] = [digits(draw, draw(st.integers(1, 5)), _MOST) for _ in range(draw(st.integers(1, 3)))]
-        x["batch"] = draw(st.integers(1, 3))
-        if not narrow and draw(st.booleans()):
-            times = itertools.accumulate(digits(draw, 3 * (_MOST + 1) - 1, 4), initial=4)
-            x["cost"] = x.get("cost", {}) | {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)]}
-        return {name: value for name, value in x.items() if name not in ("accept", "survive")}
-
-    return texts()
-
-
-def _luck() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    lengths = st.lists(whole(1, 3), min_size=2, max_size=3)
-    return st.fixed_dictionaries({
-        "draft_length": whole(0, 2), "batch": whole(1, 3), "lengths": lengths, "rate": whole(0, 20),
-        "placement": st.sampled_from(speculative.PLACEMENTS), "cost": st.fixed_dictionaries({"link": whole(0, 2)}),
-    })  # fmt: skip
-
-
-def _full() -> SearchStrategy[Example]:
-    """A sequence of a full batch of two or three, by its rate."""
-    from hypothesis import strategies as st
-
-    @st.composite
-    def full(draw: DrawFn) -> Example:
-        times = itertools.accumulate(digits(draw, 3 * (_MOST + 1) - 1, 4), initial=4)
-        cost = {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)], "cost_ratio": draw(whole(0, 4)) / 4}
-        return {
-            "draft_length": draw(whole(0, _MOST)), "batch": draw(whole(2, 3)), "tokens": draw(whole(1, 6)),
-            "rate": draw(whole(0, 20)), "placement": draw(st.sampled_from(speculative.PLACEMENTS)),
-            "cost": cost | {"link": draw(whole(0, 2))},
-        }  # fmt: skip
-
-    return full()
-
-
-def _against_static() -> SearchStrategy[Example]:
-    """Texts of one static batch; the time of a pass that does not hang on its sequences, and that of each."""
-    from hypothesis import strategies as st
-
-    @st.composite
-    def pair(draw: DrawFn) -> Example:
-        most = draw(st.integers(1, 5))
-        texts = [[draw(whole(0, _MOST)) for _ in range(most)] for _ in range(draw(st.integers(1, 3)))]
-        return {
-            "texts": texts, "batch": len(texts), "draft_length": draw(whole(0, _MOST)), "fixed": draw(whole(1, 4)),
-            "each": draw(whole(0, 3)),
-        }  # fmt: skip
-
-    return pair()
-
-
-_theorem = partial(Theorem, method="speculative")
-
-THEOREMS = (
-    _theorem(
-        "32a", "Simulator and paths agree on every path, exactly, in batches of unequal texts.", source="one algorithm",
-        given=_texts, holds=events_are_paths,
-    ),
-    _theorem(
-        "32b", "A text of a batch has the rounds that it has alone.", source="luck is each text's own", given=_texts,
-        holds=texts_are_what_they_are_alone,
-    ),
-    _theorem(
-        "32c", "A batch is never faster than any of its texts alone.", source="a round drafts for the text that can use the most",
-        given=_texts, holds=no_faster_than_the_slowest,
-    ),
-    _theorem(
-        "32d", "Texts decoded together take no longer than one after the other, where a pass costs the same however wide.",
-        source="a round takes at most those of its texts", given=lambda: _texts(narrow=True), holds=together_is_no_slower,
-    ),
-    _theorem(
-        "32e", "Where width costs nothing a batch takes as long as the slowest of its texts.",
-        source="false: each round drafts as much as any of its texts can use, not always the slowest one",
-        given=lambda: _texts("plain", narrow=True), holds=as_fast_as_the_slowest, expect="fails",
-    ),
-    _theorem(
-        "32f", "Means of the latency, compute, rounds, drafts and heads are those over all luck.",
-        source="of independent texts so many are left after r rounds", given=_luck, holds=mean_over_all_luck,
-    ),
-    _theorem(
-        "32g", "Simulator and paths agree on every path of a sequence in a batch that is kept full, exactly.",
-        source="one algorithm", given=_texts, holds=events_are_paths_of_a_full_batch,
-    ),
-    _theorem(
-        "32h", "Moments of a sequence in a batch that is kept full are those over all luck, its work too.",
-        source="renewal theory; drafts are not cut", given=_full, holds=mean_of_a_full_batch_over_all_luck,
-    ),
-    _theorem(
-        "32i", "The speed-up of l tokens in a batch that is kept full is from l / (l + gamma) to 1 times E[N] T(1) /"
-        " (T(gamma + 1) + T_d).",
-        source="Theorem 3.8 and Wald's identity", given=_full, holds=long_sequences_of_a_full_batch,
-    ),
-    _theorem(
-        "32j", "In a batch that is kept full a sequence has the rounds that it has in lockstep, and takes no less time.",
-        source="its last drafts are not cut", given=_texts, holds=no_faster_than_lockstep,
-    ),
-    _theorem(
-        "32k", "A batch that is kept full is no slower than a static one, where a pass over n sequences takes a + b n and drafts"
-        " are free.",
-        source="a pass over fewer sequences takes no less for each", given=_against_static,
-        holds=kept_full_is_no_slower_than_static,
-    ),
-    _theorem(
-        "32l", "A batch that is kept full is no slower than a static one, whatever a draft costs.",
-        source="false: at its end a static batch drafts less", given=_against_static,
-        holds=kept_full_is_no_slower_whatever_it_costs, expect="fails",
-    ),
-    _theorem(
-        "32m", "One sequence alone is the same in every way of batching.", source="there is nobody to wait for, or to draft for",
-        given=_texts, holds=one_sequence_is_the_same_in_all,
-    ),
-)  # fmt: skip
+THEOREMS = theorem.all()

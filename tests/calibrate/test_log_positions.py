@@ -27,7 +27,7 @@ from model.methods.adaptive import algorithm as adaptive
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
-from model.methods.speculative import dependent_acceptance, rates_from_logs
+from model.methods.speculative import rates_from_logs
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
 from sim.scenarios import exit_outcomes
@@ -592,7 +592,8 @@ def test_rates_name_answers_of_other_texts_and_say_whose_rounds_they_are(tmp_pat
     assert means["notes"] == [
         "gamma=1: half of the rounds come from 1 of 10 sequences: few weigh most, and the mean over rounds is theirs"
     ]
-    assert [row["error"] for row in error["rows"]] == [dependent_acceptance.iid_error(lengths, gamma) for gamma in (1, 3)]
+    found = rates_from_logs.dependence(lengths, (1, 3), 0.0, 1, np.random.default_rng(0))
+    assert [row["error"] for row in error["rows"]] == [row.error for row in found]
     text = CliRunner().invoke(app, arguments).stdout
     assert "q2" in text
     assert means["notes"][0] in text

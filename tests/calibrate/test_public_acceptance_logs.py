@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -95,9 +94,9 @@ def test_a_wrong_log_is_one_line_and_exit_code_2(
     with pytest.raises(ParameterError, match=message) as caught:
         read(path, "eagle")
     assert str(caught.value).startswith(f"{path}: ")
-    with pytest.raises(typer.Exit) as left:
+    with pytest.raises(SystemExit) as left:
         guarded(lambda: print(read(path, "eagle")))()
-    assert left.value.exit_code == 2
+    assert left.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -203,8 +203,9 @@ def same_where_known(found: Work, want: Work, heads: tuple[str, ...] = ()) -> No
 
 
 def world_of(module: Any, parameters: Any, layers: int, luck: dict[str, list[bool]]) -> World:
+    longest = parameters.longest_draft
     lengths = {
-        name: ByPosition(np.array(row, float)).survivors(iter([np.full((len(row), 1), 0.5)]), parameters.longest)[:, 0].tolist()
+        name: ByPosition(np.array(row, float)).survivors(iter([np.full((len(row), 1), 0.5)]), longest)[:, 0].tolist()
         for name, row in luck.items()
     }
     return World(1, layers, drafts={role: Draft(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})

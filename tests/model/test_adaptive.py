@@ -80,11 +80,11 @@ def reference(parameters: Parameters, tokens: int, accept: list[bool], doubts: l
         out += kept + 1
         good, tried = good + kept, tried + (drafted if parameters.estimator == "drafted" else min(kept + 1, drafted))
         if parameters.policy == "heuristic":
-            length = min(length + 2, parameters.longest) if kept == drafted else max(length - 1, 1)
+            length = min(length + 2, parameters.longest_draft) if kept == drafted else max(length - 1, 1)
         elif parameters.policy == "optimum":
-            length = max(int(optimal_draft_length(good / tried, 0.2, longest=parameters.longest)), 1)
+            length = max(int(optimal_draft_length(good / tried, 0.2, longest=parameters.longest_draft)), 1)
         elif parameters.policy == "gradient":
-            length = min(max(length + 10 * float(gradient(good / tried, length, 0.2)), 1), parameters.longest)
+            length = min(max(length + 10 * float(gradient(good / tried, length, 0.2)), 1), parameters.longest_draft)
     return rounds
 
 
@@ -129,7 +129,7 @@ def test_algorithm_twin_and_a_plain_account_agree_on_every_path(data: st.DataObj
 
 def twin(parameters: Parameters, tokens: int, accept: Bools, doubts: Whole | None = None) -> Tally:
     """The vectorised walk, at a cost ratio of 1/4."""
-    prices = round_prices(UnitCost(1, cost_ratio=0.25), parameters.longest)
+    prices = round_prices(UnitCost(1, cost_ratio=0.25), parameters.longest_draft)
     unsure = doubts[: tokens - 1].astype(np.uint8) if doubts is not None and parameters.policy == "confidence" else None
     return varying(parameters.started(accept.shape[1]), tokens, played(accept), prices, unsure)
 
@@ -258,15 +258,15 @@ def test_with_a_measured_verification_each_decoding_goes_by_its_own_luck() -> No
 
 def test_the_optimum_goes_by_the_cost_of_widths_that_a_scenario_tells_it() -> None:
     steep = UnitCost(4, cost_ratio=0.1, verify_cost=((1, 1.0), (2, 1.1), (3, 5.0), (40, 50.0)))
-    told = choice("optimum", max_draft_length=30, believed_cost_ratio=None).informed(steep)
+    told = choice("optimum", max_draft_length=30, believed_cost_ratio=None).with_costs(steep)
     policy, free = told.started(1), choice("optimum", max_draft_length=30, believed_cost_ratio=0.1).started(1)
     assert isinstance(policy, Measured)
     for each in (policy, free):
         each.learn(np.array([0]), np.array([9]), np.array([9]))
     assert (policy.length.tolist(), free.length.tolist()) == ([1], [int(optimal_draft_length(10 / 11, 0.1))])
     other = choice("optimum", believed_cost_ratio=0.3, believed_verify_cost=((1, 1.0), (30, 1.0)))
-    assert other.informed(steep) is other
-    assert choice("gradient", believed_cost_ratio=0.3).informed(steep).believed_verify_cost is None
+    assert other.with_costs(steep) is other
+    assert choice("gradient", believed_cost_ratio=0.3).with_costs(steep).believed_verify_cost is None
     for policy_name in ("gradient", "heuristic", "confidence"):
         with pytest.raises(ParameterError, match="believed_verify_cost is not used by policy"):
             choice(policy_name, believed_verify_cost=((1, 1.0), (30, 1.0)))
@@ -336,9 +336,6 @@ LENGTHS = [0.0, 0.5, 0.5]
         (lambda: adaptive.heuristic_lengths(0.5, 0), "longest must be at least 1, got 0"),
         (lambda: adaptive.speedup_of_lengths(0.5, LENGTHS, -0.1), "cost_ratio must be at least 0, got -0.1"),
         (lambda: adaptive.speedup_of_lengths(0.5, [0.5, 0.4], 0.1), "length_pmf must sum to 1, got 0.9"),
-        (lambda: adaptive.stopped_lengths(1.1, 2), "low must be between 0 and 1, got 1.1"),
-        (lambda: adaptive.stopped_lengths(-0.1, 2), "low must be between 0 and 1, got -0.1"),
-        (lambda: adaptive.stopped_lengths(0.1, 0), "longest must be at least 1, got 0"),
         (lambda: adaptive.biased_lengths(1.1, 0.1, 2), "acceptance_rate must be between 0 and 1, got 1.1"),
         (lambda: adaptive.biased_lengths(-0.1, 0.1, 2), "acceptance_rate must be between 0 and 1, got -0.1"),
         (lambda: adaptive.biased_lengths(0.5, 0.1, 0), "longest must be at least 1, got 0"),
@@ -354,7 +351,6 @@ def test_the_closed_forms_refuse_what_is_outside(ask: Callable[[], object], mess
 
 def test_the_ends_of_the_ranges_are_allowed() -> None:
     assert adaptive.heuristic_lengths(0, 1).tolist() == [0, 1]
-    assert adaptive.stopped_lengths(0, 1).tolist() == adaptive.stopped_lengths(1, 1).tolist() == [0, 1]
     assert adaptive.biased_lengths(0, 0, 1).tolist() == adaptive.biased_lengths(1, 0, 1).tolist() == [0, 1]
     assert adaptive.biased_lengths(1, 0, 4).tolist() == [0, 0, 0, 0, 1]
     assert adaptive.biased_lengths(0, 0, 4).tolist() == [0, 1, 0, 0, 0]
@@ -605,7 +601,7 @@ def test_a_stop_that_says_nothing_is_a_random_length(low: float, rate: float) ->
     flat = np.ones(8)
     law, doubt = Iid(rate), TwoClass(low, low)
     long, longer = (adaptive.confidence_moments(7, tokens, law, doubt, RoundPrices(flat, flat, flat)) for tokens in (500, 501))
-    shares = adaptive.stopped_lengths(low, 7)
+    shares = np.array([0, *(low * (1 - low) ** place for place in range(6)), (1 - low) ** 6])
     assert float(shares.sum()) == pytest.approx(1)
     tokens = float(expected_tokens_random_length(rate, shares))
     if rate < 1:
@@ -698,11 +694,10 @@ def test_no_policy_beats_the_oracle(rate: float, ratio: float, tokens: int, seed
         assert float(tally.time @ chance) >= bound * (1 - 1e-12) - 1e-12
 
 
-@given(st.floats(0, 0.999), st.floats(0.01, 1), st.floats(0, 1))
-def test_nor_does_any_mixture_of_lengths(rate: float, ratio: float, low: float) -> None:
+@given(st.floats(0, 0.999), st.floats(0.01, 1))
+def test_nor_does_any_mixture_of_lengths(rate: float, ratio: float) -> None:
     bound = float(oracle_speedup(rate, ratio)) * (1 + 1e-12)
-    laws = adaptive.heuristic_lengths(rate, 30), adaptive.biased_lengths(rate, ratio, 30), adaptive.stopped_lengths(low, 9)
-    for shares in laws:
+    for shares in (adaptive.heuristic_lengths(rate, 30), adaptive.biased_lengths(rate, ratio, 30)):
         speed = float(adaptive.speedup_of_lengths(rate, shares, ratio))
         assert speed <= bound
         assert speed <= float(speedup(rate, optimal_draft_length(rate, ratio, longest=30), ratio)) * (1 + 1e-12)
@@ -887,12 +882,12 @@ def test_what_is_left_out_is_as_documented() -> None:
     assert Parameters(4, "optimum", min_draft_length=7).first == 7
     assert Parameters(4, "optimum", min_draft_length=0, draft_length=0, believed_cost_ratio=0.5).first == 0
     assert (Parameters(4, "optimum").units, Parameters(4, "optimum", placement="apart").units) == (1, 2)
-    assert (plain["optimum"].longest, plain["optimum"].widest) == (20, 21)
+    assert (plain["optimum"].longest_draft, plain["optimum"].widest) == (20, 21)
     told = Parameters(4, "gradient", believed_cost_ratio=0.3)
     cost = UnitCost(4, cost_ratio=0.1)
-    assert told.informed(cost) is told
-    assert plain["gradient"].informed(cost).believed_cost_ratio == 0.1
-    assert plain["heuristic"].informed(cost) is plain["heuristic"]
+    assert told.with_costs(cost) is told
+    assert plain["gradient"].with_costs(cost).believed_cost_ratio == 0.1
+    assert plain["heuristic"].with_costs(cost) is plain["heuristic"]
     for policy in RUNNING:
         with pytest.raises(ParameterError, match=f"believed_cost_ratio is required by policy '{policy}'"):
             plain[policy].started(1)
@@ -944,7 +939,7 @@ def test_the_world_doubts_as_its_coins_say() -> None:
 
 def test_what_a_choice_is_where_nothing_is_said() -> None:
     assert choice("heuristic").sampled is False
-    assert all(choice(policy).EXACT is True for policy in ALL)
+    assert all(choice(policy).exact is True for policy in ALL)
 
 
 @pytest.mark.parametrize(("confidence", "drafts"), [(0.3, 1), (0.4, 3), (0.5, 3)])

@@ -155,7 +155,7 @@ def test_events_paths_and_counter_do_what_the_deck_says_on_every_path(
         computed = arithmetic(rounds, cost)
         assert tally.operations[lane] == pytest.approx(computed, rel=1e-12)
         assert hierarchical.operations(choice, cost, run.rounds, run.account) == pytest.approx(computed, rel=1e-12)
-    assert (np.arange(choice.longest + 1) + 1) @ tally.accepted == tokens * BLOCK  # accepted and one more, in every round
+    assert (np.arange(choice.longest_draft + 1) + 1) @ tally.accepted == tokens * BLOCK  # accepted and one more, in every round
 
 
 def test_accepted_lengths_of_the_paths_are_those_of_the_rounds() -> None:
@@ -256,7 +256,7 @@ MEDIUM = [Iid(0.7), Iid(1.0), Iid(0.0), Markov(0.6, 0.6), Markov(0.5, -0.5), ByP
 def enumerated(choice: Parameters, tokens: int, large: Any, medium: Any, cost: UnitCost) -> list[float]:
     total = np.zeros(7)
     others = list(coin_paths(medium, tokens - 1))
-    for survive, chance in survivor_paths(large, tokens - 1, choice.longest):
+    for survive, chance in survivor_paths(large, tokens - 1, choice.longest_draft):
         for coins, other in others:
             rounds = by_hand(choice, tokens, [*survive, 0], [*coins, False])
             time, busy = times(choice, rounds, cost)

@@ -166,14 +166,14 @@ def test_rounds_follow_each_other_as_the_survivors_say(survivors: list[int], gam
 def test_what_a_choice_says_of_itself() -> None:
     choice = Parameters(40, 3)
     assert (choice.sampled, choice.placement, choice.draft_layers) == (False, "together", 1)
-    assert (choice.longest, choice.units, Parameters(40, 3, placement="apart").units) == (3, 1, 2)
+    assert (choice.longest_draft, choice.units, Parameters(40, 3, placement="apart").units) == (3, 1, 2)
     assert (Parameters.OUTCOMES, Parameters.ROLES, Parameters.EXACT) == (("accept",), ("draft",), True)
     assert dict(Parameters.IMITATES) == {"draft": ("target", "accept")}
     assert dict(Parameters.ALIASES) == {"num_speculative_tokens": "draft_length"}
     assert Model("target", 4, 0) == Model("target", 4, 0, 0, False)
     assert MAX_DRAFT == 250  # a place in a draft, and the one behind it, fit a byte
-    assert Parameters(1, MAX_DRAFT).longest == MAX_DRAFT
-    assert Parameters(1, 0).longest == 0
+    assert Parameters(1, MAX_DRAFT).longest_draft == MAX_DRAFT
+    assert Parameters(1, 0).longest_draft == 0
 
 
 @pytest.mark.parametrize(

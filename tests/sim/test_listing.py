@@ -62,7 +62,7 @@ def test_a_method_is_told_with_all_that_its_scenario_needs(name: str) -> None:
         for law in outcomes_section.LAWS[outcome]:
             assert law in text.partition("[outcomes]")[2]
     costs = text.partition("[cost]")[2]
-    assert ("cost_ratio  required" in costs) == ("draft" in registry.roles(kind, {}))
+    assert ("cost_ratio  required" in costs) == ("draft" in kind.roles_for({}))
     for key in ("propagation", "state_check"):
         assert (key in costs) == (name == "early_exit")
     for each in scenario_file.names():

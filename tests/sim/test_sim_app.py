@@ -13,7 +13,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-import typer
 from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
@@ -195,9 +194,9 @@ def test_an_error_of_the_system_is_one_line(error: OSError, said: str, capsys: p
     def command() -> None:
         raise error
 
-    with pytest.raises(typer.Exit) as stopped:
+    with pytest.raises(SystemExit) as stopped:
         guarded(command)()
-    assert stopped.value.exit_code == 2
+    assert stopped.value.code == 2
     assert capsys.readouterr() == ("", f"error: {said}\n")
 
 
@@ -251,7 +250,7 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
     kinds: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
     if "anyOf" in schema and not any(fits(value, each) for each in schema["anyOf"]):
         return False
-    if "const" in schema and value != schema["const"]:
+    if ("const" in schema and value != schema["const"]) or ("enum" in schema and value not in schema["enum"]):
         return False
     kind = schema.get("type")
     if kind == "null":
@@ -284,6 +283,8 @@ def test_the_schema_takes_what_the_loader_takes() -> None:
         ("scenario", "tokens", "3", "tokens must be a whole number, got '3'"),
         ("method", "exit_layer", 20.5, "exit_layer must be a whole number, got 20.5"),
         ("method", "name", "pdd", "unknown method 'pdd'"),
+        ("scenario", "notes", ["deck-table-3"], "unknown note 'deck-table-3'"),
+        ("scenario", "views", ["formulas"], "unknown view 'formulas'"),
         ("outcomes", "kind", "idd", "unknown .*'idd'"),
         ("outcomes", "match_rate", 0.5, "match_rate"),  # of another kind of outcomes
         ("cost", "early_heads", 1, "early_heads"),

@@ -55,7 +55,7 @@ class Prices(NamedTuple):
 
 def prices(parameters: Parameters, cost: UnitCost) -> Prices:
     """What passes and moves between units take."""
-    verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest + 2)])
+    verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest_draft + 2)])
     link = cost.link if parameters.placement == "apart" else 0.0
     operations = cost.operations("draft"), cost.operations("medium")
     return Prices(cost.required("draft"), cost.required("medium"), verify, link, *operations, cost.draft_devices)
@@ -75,7 +75,7 @@ def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_a
     each = recursive if parameters.reading == "recursive" else one_pass
     found = [
         each(parameters, tokens, large, chain, price)
-        for large, chain in product(_large_chances(accept, tokens, parameters.longest), chains)
+        for large, chain in product(_large_chances(accept, tokens, parameters.longest_draft), chains)
     ]
     mean, square, *rest = np.mean(found, axis=0).tolist()
     return rounds.Moments(mean, max(square - mean**2, 0.0) if square == square else square, *rest)

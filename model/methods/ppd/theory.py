@@ -256,24 +256,6 @@ def latency_of_gaps(after_miss: ArrayLike, after_match: ArrayLike, tokens: Array
     return np.asarray(miss * n - (n - 1) * p * (miss - match))
 
 
-def break_even_match_rate(after_miss: ArrayLike, after_match: ArrayLike, plain: ArrayLike, tokens: ArrayLike) -> Floats:
-    """The match rate at which the expected time equals plain decoding's, from the gaps and the plain time of one token.
-
-    (G0 - plain) / (G0 - G1) * l / (l - 1). Above 1 it cannot pay; infinite where a match saves nothing or there is one token.
-    For many tokens, without a slow link and in layer-times it is (e + s) / (x - mu), x being how far a match is ahead.
-
-    >>> gaps = literal_gaps(40, 20, early_head=0.517, final_head=0.517)
-    >>> round(float(break_even_match_rate(*gaps, plain=40.517, tokens=10**6)), 3)
-    0.026
-    """
-    miss, match = checks.array("after_miss", after_miss), checks.array("after_match", after_match)
-    n, base = checks.whole_array("tokens", tokens, 1), checks.array("plain", plain, 0)
-    loss, gain = (miss - base) * n, (miss - match) * (n - 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate = np.where(loss <= 0, 0.0, np.where(gain > 0, loss / gain, np.inf))
-    return np.asarray(rate)
-
-
 # --- Nested: exit layers below d/2, sub-processes predict too -----------------------------------------------------------
 
 
