@@ -15,10 +15,10 @@ from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
-    from calibrate.commands.decode_report import Result
+    from calibrate.decode.decode_report import Result
     from calibrate.decoders.adapter import Decoder
     from calibrate.interpreters.in_one_process import Sampling
-    from calibrate.loading.load_models import Begun, Model
+    from calibrate.loading.load_models import Begun, LoadedModel
     from calibrate.loading.prompts import Prompt
     from model.methods.method_parameters import MethodParameters
 
@@ -167,7 +167,7 @@ class _Run:
 
     method: str
     settings: Mapping[str, Any]
-    models: Mapping[str, Model]
+    models: Mapping[str, LoadedModel]
     tokens: int
     sampling: Sampling | None
     seed: int
@@ -180,7 +180,7 @@ class _Run:
         return {role: each.decoder for role, each in self.models.items()}
 
     @property
-    def target(self) -> Model:
+    def target(self) -> LoadedModel:
         """The model whose text it is."""
         return self.models["target"]
 
@@ -251,8 +251,8 @@ class _Run:
 
     def one(self, number: int, prompt: Prompt | str, begun: Begun) -> Result:
         """Decode a prompt, and plainly too where that is wanted."""
-        from calibrate.commands.decode_report import Result
         from calibrate.decode import real_decoding
+        from calibrate.decode.decode_report import Result
         from calibrate.interpreters.in_one_process import Luck
         from calibrate.loading import load_models
         from model.methods import registry
@@ -281,7 +281,7 @@ def _follow(
     quiet: bool,
 ) -> None:
     """Decode prompt by prompt, show each as it is done, and in the end the totals, whatever there is of them."""
-    from calibrate.commands.decode_report import Printer, document
+    from calibrate.decode.decode_report import Printer, document
 
     results: list[Result] = []
     layers = run.target.decoder.layers

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.decoders.adapter import Decoder
 from calibrate.devices.device_failures import failure_of
-from calibrate.interpreters.in_one_process import Answers, Luck, Real, Sampling, Times
+from calibrate.interpreters.in_one_process import Luck, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu import cuda_graphs
 from model.base import checks, table_records
 from model.base.checks import ParameterError
+from model.interpret.world import Answers
 from model.logs.decoding import Answered, Decoding
 from model.logs.spans import plain
 from model.methods import registry
@@ -34,7 +35,7 @@ DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium"
 def decode(
     method: str, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int, settings: Mapping[str, Any] | None = None, *,
     sampling: Sampling | None = None, luck: Luck | None = None, stop: Collection[int] = (), log: bool = False,
-    answers: Answers | None = None, times: Times | None = None, pool: Pool | None = None, lanes: Lanes | None = None,
+    answers: Answers | None = None, times: RunTimes | None = None, pool: Pool | None = None, lanes: Lanes | None = None,
     spans: list[dict[str, Any]] | None = None,
 ) -> Decoding:
     """Decode `tokens` tokens behind a prompt of at least one, or until one of `stop`, which end texts.

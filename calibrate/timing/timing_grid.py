@@ -16,13 +16,13 @@ from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
     from calibrate.timing.busy_neighbours import Companions, Spec
-    from calibrate.timing.library_pass import Model
+    from calibrate.timing.library_pass import LibraryModel
 
 MOST_POINTS = 100_000
 
 
 @dataclass(frozen=True)
-class Grid:
+class TimingGrid:
     """All passes that are to be timed, each in so many rounds: a round goes over the whole grid, so that a disturbance of some
     seconds spoils one round of a point and not the point.
     """
@@ -69,7 +69,7 @@ class Grid:
 # --- raw rows ---
 
 
-class Rows:
+class RawTimings:
     """The raw file: JSON lines, the machine first, then each point as soon as it was timed."""
 
     def __init__(self, path: Path, header: dict[str, Any], resume: bool) -> None:
@@ -102,11 +102,11 @@ class Rows:
             file.flush()
 
 
-class _Row(TypedDict):
+class _RawRow(TypedDict):
     kind: str
 
 
-class _Point(TypedDict):
+class _PointRow(TypedDict):
     """What a row of a point says of it, and its times: low, middle and high [us]."""
 
     mode: str
@@ -123,7 +123,7 @@ class _Point(TypedDict):
     sum_us: NotRequired[list[float]]
 
 
-_KINDS: dict[str, Any] = {"point": _Point}
+_KINDS: dict[str, Any] = {"point": _PointRow}
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -137,8 +137,8 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     for number, line in enumerate(lines, 1):
         try:
             row = bounded_files.json_of(line)
-            typed_values.check(row, _Row, "row")
-            typed_values.check(row, _KINDS.get(row["kind"], _Row), "row")
+            typed_values.check(row, _RawRow, "row")
+            typed_values.check(row, _KINDS.get(row["kind"], _RawRow), "row")
         except ValueError as error:
             if number == len(lines) and number > 1:
                 break
@@ -154,7 +154,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TimedGrid:
     """What came of a grid: rows, and the points that have none, with why."""
 
     header: dict[str, Any]
@@ -164,16 +164,16 @@ class Outcome:
 
 
 def go_over(
-    model: Model,
-    grid: Grid,
-    rows: Rows,
+    model: LibraryModel,
+    grid: TimingGrid,
+    rows: RawTimings,
     spec: Spec,
     *,
     effort: Effort,
     minutes: float,
     progress: Callable[[int, int, str], None] | None = None,
     between: Callable[[], None] | None = None,
-) -> Outcome:
+) -> TimedGrid:
     """Time what has not been timed yet, sharing the minutes out; whatever fails is kept account of and the rest goes on.
 
     `between` is called after each point that was timed.
@@ -211,7 +211,7 @@ def go_over(
             rows.add({"kind": "failed", **asdict(point), "error": failed[-1][1]})
     if progress is not None:
         progress(len(todo), len(todo), "")
-    return Outcome(rows.header, rows.rows, failed, rows.path)
+    return TimedGrid(rows.header, rows.rows, failed, rows.path)
 
 
 class _Crowd:
@@ -233,7 +233,7 @@ class _Crowd:
             self.companions.close()
         self.companions, self.count = None, 0
 
-    def measure(self, model: Model, point: Point, effort: Effort, until: float) -> dict[str, Any]:
+    def measure(self, model: LibraryModel, point: Point, effort: Effort, until: float) -> dict[str, Any]:
         """Time a point among as many busy processes as it says."""
         if not point.busy:
             return measure(model, point, effort, until)

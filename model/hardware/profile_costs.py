@@ -25,7 +25,7 @@ def shape_of(profile: Profile) -> Shape:
     return found
 
 
-class Measured:
+class ProfileCosts:
     """A profile as a cost model.
 
     A layer is looked up as a whole, or as its products and its attention, with two reductions where it is split over devices. What

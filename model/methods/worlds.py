@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from model.interpret.world import Draft, Lossy, World, together
+from model.interpret.world import DraftOutcomes, Lossy, World, together
 from model.methods.method_parameters import MethodParameters
 from model.outcomes.outcome_kinds import any_lossy
 
@@ -29,6 +29,6 @@ def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, A
         return World(prompt, layers, outcomes.get("match", ()))
     worlds = []
     for sequence in range(parameters.decoded_sequences):
-        drafts = {role: Draft(of, outcomes[kind][sequence]) for role, (of, kind) in parameters.IMITATES.items()}
+        drafts = {role: DraftOutcomes(of, outcomes[kind][sequence]) for role, (of, kind) in parameters.IMITATES.items()}
         worlds.append(World(prompt, layers, drafts=drafts, doubts=outcomes.get("confidence", ())))
     return together(worlds)

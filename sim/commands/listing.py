@@ -12,7 +12,7 @@ from model.architectures import transformer
 from model.architectures.transformer import PRESETS, Shape
 from model.base import checks
 from model.costs.layer_times import RATIOS, UnitCost
-from model.hardware import devices, profile
+from model.hardware import devices, profile_files
 from model.hardware.devices import DEVICES, Device
 from model.hardware.profile import Profile
 from model.methods import method_parameters, registry
@@ -43,13 +43,18 @@ def lines(what: str) -> dict[str, str]:
     if what == "devices":
         return {name: _device(each) for name, each in DEVICES.items()}
     if what == "profiles":
-        return {name: _profile(profile.load(name)) for name in profile.names()}
+        return {name: _profile(profile_files.load(name)) for name in profile_files.names()}
     return {name: published.table(name).title for name in published.names()}
 
 
 def _names(what: str) -> list[str]:
     """What `lines` has a line of, without what the line says."""
-    known = {"methods": registry.names, "profiles": profile.names, "published": published.names, "scenarios": scenario_file.names}
+    known = {
+        "methods": registry.names,
+        "profiles": profile_files.names,
+        "published": published.names,
+        "scenarios": scenario_file.names,
+    }
     return [*known[what]()] if what in known else [*lines(what)]
 
 
@@ -66,7 +71,7 @@ def details(what: str, name: str) -> dict[str, str]:
             raise checks.unknown("outcomes", name, {part for key in _laws() for part in key.split(": ")})
         return {key: f"{key}: {inspect.getdoc(law)}\n\n{_fields(law)}" for key, law in found.items()}
     if what == "profiles" and name.endswith(".json"):  # one of the user's own
-        return {name: _rows(_of_profile(profile.load(name)))}
+        return {name: _rows(_of_profile(profile_files.load(name)))}
     if what == "shapes" and transformer.is_path(name):
         return {name: _rows(_of_shape(transformer.named(name), f"given in {name}; bfloat16 where it does not say a dtype"))}
     if what == "devices" and devices.is_path(name):
@@ -82,7 +87,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "devices":
         return {name: f"# published\n{devices.written(DEVICES[name])}"}
     if what == "profiles":
-        return {name: _rows(_of_profile(profile.load(name)))}
+        return {name: _rows(_of_profile(profile_files.load(name)))}
     if what == "costs":
         kinds = {"unit, published": cases.Cost, "profile, roofline": HardwareCost}
         having = {kind: of for kind, of in kinds.items() if name in _given(of)}

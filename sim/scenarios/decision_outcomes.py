@@ -17,7 +17,7 @@ from model.base import checks
 from model.interpret.world import UNLIKELY
 from model.methods.bild import theory as bild
 from model.methods.bild import threshold_decisions
-from model.methods.bild.threshold_decisions import COLUMNS, Decisions, Digits, Independent, Recorded
+from model.methods.bild.threshold_decisions import COLUMNS, Decisions, Digits, Independent, RecordedDecisions
 from model.methods.method_parameters import MethodParameters
 from model.outcomes import random_streams
 from model.outcomes.intervals import wilson
@@ -169,7 +169,7 @@ class DecisionsAtThresholds(LawRecord):
 
 
 @dataclass(frozen=True)
-class RecordedDecisions(LawRecord):
+class DecisionRecord(LawRecord):
     """The decisions of recorded texts at the method's thresholds: a JSON `file` as for `thresholds`, in each column lists of texts,
     or a decision `log`, what its draft and target say along the target's texts.
 
@@ -209,7 +209,8 @@ class RecordedDecisions(LawRecord):
         found = whole.rates(low, high, variant=deciding.variant)
         agreement = 1 - float(np.mean([_foreign(deciding, *pair, tokens) for pair in zip(decided, texts, strict=True)])) / tokens
         also = {"rollback_rate": float(np.nan_to_num(found.rollback_rate))}
-        outcome = Outcome(Recorded(decided), float(found.fallback_rate), self.source, also=also, trials=int(whole.confidence.size))
+        trials = int(whole.confidence.size)
+        outcome = Outcome(RecordedDecisions(decided), float(found.fallback_rate), self.source, also=also, trials=trials)
         return agreeing(outcome, agreement, self.source, "large model")
 
 
@@ -287,5 +288,5 @@ def _joined(texts: list[Decisions], source: str) -> Decisions:
 
 KINDS: dict[str, type[LawRecord]] = {
     "rates": DecisionRates, "by-position": DecisionRatesByPosition, "thresholds": DecisionsAtThresholds,
-    "replay": RecordedDecisions,
+    "replay": DecisionRecord,
 }  # fmt: skip

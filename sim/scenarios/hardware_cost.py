@@ -20,9 +20,9 @@ from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.costs.operating_point import OperatingPoint, operating_point
-from model.hardware import cost_models, devices, physical_limits, profile
-from model.hardware.cost_models import Hardware, Memory, Served
-from model.hardware.profile_costs import Measured, shape_of
+from model.hardware import cost_models, devices, physical_limits, profile, profile_files
+from model.hardware.cost_models import DeviceMemory, Hardware, Served
+from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.hardware.roofline import Efficiency, Roofline
 from model.methods.method_parameters import MethodParameters
 
@@ -170,7 +170,7 @@ class HardwareCost:
         if name is None:
             # Nobody has measured it there: its arithmetic over the same device's peaks has to do.
             at = None if shape is None else self.of("target")
-            if not isinstance(at, Measured) or at.profile.device not in devices.DEVICES:
+            if not isinstance(at, ProfileCosts) or at.profile.device not in devices.DEVICES:
                 return None
             of = devices.device(at.profile.device)
             return _roofline(of, transformer.named(str(shape), at.profile.dtype), Efficiency(), ways)
@@ -194,14 +194,14 @@ _Stamp = tuple[int, int] | None
 """`model.base.bounded_files.stamp`: a profile that was written again is read again."""
 
 
-def _measured(name: str, shape: str | None, dtype: str | None, ways: int) -> Measured:
+def _measured(name: str, shape: str | None, dtype: str | None, ways: int) -> ProfileCosts:
     path = Path(name)
     changed = bounded_files.stamp(path) if path.suffix == ".json" else None
     return _looked_up(name, shape, None if shape is None else transformer.named(shape), dtype, ways, changed)
 
 
 @functools.lru_cache(maxsize=64)
-def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | None, ways: int, changed: _Stamp) -> Measured:
+def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | None, ways: int, changed: _Stamp) -> ProfileCosts:
     found = _loaded(name, changed)
     if dtype is not None and dtype != found.dtype:
         raise ParameterError(f"dtype must be {found.dtype}, what {found.name} is of, got {checks.shown(dtype)}; {_covers(found)}")
@@ -216,7 +216,7 @@ def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | No
             f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations, which composes any;"
             f" {_covers(found)}"
         )
-    return Measured(found, ways=ways)
+    return ProfileCosts(found, ways=ways)
 
 
 def _covers(found: profile.Profile) -> str:
@@ -225,7 +225,7 @@ def _covers(found: profile.Profile) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _loaded(name: str, _: _Stamp) -> profile.Profile:
-    found = profile.load(name)
+    found = profile_files.load(name)
     if name.endswith(".json") and found.kind == "model":  # the user's own; those that come along are held to it by tests
         shape = shape_of(found)
         across = found.facts.get("source", 0) if shape.encoder_layers else 0
@@ -247,7 +247,7 @@ class Priced:
     ways: int
     one_device: OperatingPoint | None
     """Plain decoding on one device, where a unit is several and the model fits one; else None."""
-    memory: Memory | None
+    memory: DeviceMemory | None
     """None where nobody knows how much the device has."""
     provenance: str
     prompt_s: float
@@ -326,10 +326,10 @@ def _missing(cost: HardwareCost, models: Mapping[str, Hardware], parameters: Met
 
 
 def _parts_missing(of: Hardware) -> tuple[str, ...]:
-    return of.missing if isinstance(of, Measured) else ("step",)
+    return of.missing if isinstance(of, ProfileCosts) else ("step",)
 
 
-def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: MethodParameters) -> Memory | None:
+def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: MethodParameters) -> DeviceMemory | None:
     """Weights and cache of a device, refused where they are more than it has; none where nobody knows what it has."""
     target = models["target"]
     of = _device(cost, target)
@@ -348,4 +348,4 @@ def _device(cost: HardwareCost, target: Hardware | None) -> devices.Device | Non
     """The device that the target runs on, where its memory is known."""
     if cost.kind == "roofline":
         return devices.device(str(cost.device))
-    return devices.DEVICES.get(target.profile.device) if isinstance(target, Measured) else None
+    return devices.DEVICES.get(target.profile.device) if isinstance(target, ProfileCosts) else None

@@ -31,6 +31,8 @@ SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
 OWN = ("outcomes", "cost")
 """Sections that a method may have of its own."""
 DEFAULT = "ppd-figures-3-and-4"
+RESULTS_VERSION = 6
+"""Raised when the same scenario would give other numbers, or other columns: shards of another version are not resumed."""
 
 Tables = dict[str, Any]
 
@@ -306,8 +308,6 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
 
 def fingerprint(tables: Tables) -> str:
     """A hash of all that decides the results: the resolved tables, the files they name, and the version of what computes them."""
-    from sim.scenarios.results_version import RESULTS_VERSION
-
     named = [values[index] for values, index in _file_axes(tables)]
     named += [table[key] for table, key in (*_outcome_files(tables), *_hardware_files(tables))]
     contents = {str(name): _digest(Path(name)) for name in named}  # the JSON of a log or a profile has its table's checksum

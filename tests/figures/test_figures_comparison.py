@@ -23,7 +23,7 @@ from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, 
 from figures.of_runs import timeline
 from model.base.checks import ParameterError
 from model.costs.pass_seconds import PassCost
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from model.logs import measured_runs, prediction_error
 from model.methods import registry
 from sim.commands.sim_app import app
@@ -231,7 +231,7 @@ def test_a_prediction_is_its_parts_and_nothing_else() -> None:
 def intervals(stretch: float = 1.0, start: float = 0.0) -> pl.DataFrame:
     found, profiles = every()
     (number,) = [number for number, each in found.timed.items() if each.units == 2 and found.log.names[number] == "prompt 1"]
-    cost = PassCost({role: Measured(each) for role, each in profiles.items()}, dispatch=2e-4, promotion=1e-4)
+    cost = PassCost({role: ProfileCosts(each) for role, each in profiles.items()}, dispatch=2e-4, promotion=1e-4)
     run = predict.predict(found.timed[number].decoding, cost, 2, record=True).run
     made = pl.DataFrame([each._asdict() for each in run.intervals], infer_schema_length=None)
     return made.with_columns(*((start + stretch * pl.col(name)).alias(name) for name in ("start", "end")))
@@ -358,13 +358,13 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
 
 @pytest.mark.usefixtures("unrendered")
 def test_a_comparison_is_drawn_by_the_command(tmp_path: Path) -> None:
-    from model.hardware import profile
+    from model.hardware import profile_files
 
     found, profiles = every()
     measured_runs.save(found, tmp_path / "one.json")
     options = []
     for role, each in profiles.items():
-        options += ["--profile", f"{role}={profile.save(each, tmp_path)}"]
+        options += ["--profile", f"{role}={profile_files.save(each, tmp_path)}"]
     done = CliRunner().invoke(app, ["compare", str(tmp_path / "one.json"), *options, "--figures", str(tmp_path / "drawn")])
     assert done.exit_code == 0, done.output
     names = {"predicted_measured", "error_by_method", "time_parts", "gantt_pair"}

@@ -15,14 +15,14 @@ from figures import of_run, save
 from figures.of_runs import (
     bild_rates,
     bild_thresholds,
-    exit_schedule,
     latency_distribution,
     method_comparison,
     operations_and_bytes,
     tradeoff,
 )
 from figures.of_runs.accepted_tokens import draw as draw_accepted
-from figures.of_runs.layer_map import draw as draw_layers
+from figures.of_theory import skipdecode_schedule
+from figures.of_theory.skipdecode_layers import draw as draw_layers
 from model import published
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
@@ -391,12 +391,12 @@ def test_the_scenario_has_the_settings_of_the_published_table() -> None:
 
 def test_the_schedules_of_a_run_are_drawn_once_each(tmp_path: Path, album: Album) -> None:
     table = formula("skipdecode")
-    schedules, bounds = exit_schedule.of_run(table) or ([], {})
+    schedules, bounds = skipdecode_schedule.of_run(table) or ([], {})
     assert [each[1:] for each in schedules] == [(8, 16, 1.0), (6, 10, 1.0), (5, 7, 1.0), (4, 6, 1.0)]
     assert bounds == {"layers": 24, "prompt": 60, "sequence": 160, "warm_up": 1, "source": "settings published (Table 2)"}
     (tmp_path / "run").mkdir()
     of_run(tmp_path / "run", table)
-    assert album.drawn["skipdecode_layers"][:3] == ("layer_map", (schedules,), bounds)
+    assert album.drawn["skipdecode_layers"][:3] == ("skipdecode_layers", (schedules,), bounds)
     budget = skipdecode.mean_layers(8, 16, 60, 160, 100, "half-up")
     assert draw_layers(schedules, **bounds).axes[0].get_title(loc="left").startswith(f"16 to 8 layers: {budget:.2f} layers")
 
@@ -406,12 +406,12 @@ def test_other_schedules_are_not_called_published() -> None:
     other = table.with_columns(min_layers=pl.when(min_layers=5).then(pl.lit(4)).otherwise("min_layers"))
     changes = [{"power": pl.lit(2.0)}, {"warm_up": pl.lit(2)}, {"layers": pl.lit(32)}]
     for changed in (other, *(table.with_columns(**change) for change in changes)):
-        found = exit_schedule.of_run(changed)
+        found = skipdecode_schedule.of_run(changed)
         assert found is not None
         assert found[1]["source"] == "settings assumed"
-    assert exit_schedule.of_run(table.with_columns(rounding=pl.lit("down"))) is None
-    assert exit_schedule.of_run(table.drop("sequence")) is None
-    assert exit_schedule.of_run(table.filter(method="early_exit")) is None
+    assert skipdecode_schedule.of_run(table.with_columns(rounding=pl.lit("down"))) is None
+    assert skipdecode_schedule.of_run(table.drop("sequence")) is None
+    assert skipdecode_schedule.of_run(table.filter(method="early_exit")) is None
 
 
 def test_a_traced_batch_of_unequal_texts_is_shortened_text_by_text() -> None:

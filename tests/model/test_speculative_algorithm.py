@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from model.base.checks import ParameterError
 from model.interpret import interpreter
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import MAX_DRAFT, Guess, Model, Parameters
 from model.steps import Commit, Forward, Read
@@ -22,7 +22,7 @@ def decoded(
 ) -> tuple[list[Forward], list[Commit]]:
     """Passes and commits of a decoding of as many tokens as there are numbers of survivors."""
     parameters = Parameters(LAYERS, **choice)
-    world = World(prompt, LAYERS, drafts={"draft": Draft("target", survivors)})
+    world = World(prompt, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)})
     steps = speculative.decode(parameters, range(prompt), len(survivors), () if stop is None else (stop,))
     passes, commits, answer = [], [], None
     written: list[int] = []
@@ -152,7 +152,7 @@ def test_rounds_follow_each_other_as_the_survivors_say(survivors: list[int], gam
         at += kept + 1
     parameters = Parameters(LAYERS, gamma, sampled)
     steps = speculative.decode(parameters, range(prompt), n)
-    found = interpreter.count(steps, World(prompt, LAYERS, drafts={"draft": Draft("target", survivors)}), n)
+    found = interpreter.count(steps, World(prompt, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)}), n)
     assert sorted(found.rounds.elements()) == sorted(want)
     assert found.tokens == list(range(prompt, prompt + n))
     assert found.passes_of["target"] == len(want) + (prompt > 1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model.base.checks import ParameterError
 from model.interpret import interpreter
 from model.interpret.account import Account
-from model.interpret.world import Draft, World, together
+from model.interpret.world import DraftOutcomes, World, together
 from model.methods.draft_model import PLACEMENTS
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Model, Parameters
@@ -21,13 +21,13 @@ LAYERS = 5
 
 
 def world(survivors: Sequence[int], prompt: int = 1) -> World:
-    return World(prompt, LAYERS, drafts={"draft": Draft("target", survivors)})
+    return World(prompt, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)})
 
 
 def steps_of(steps: Steps, answers: World, wanted: int = 10**6) -> list[Any]:
     """All that a process asks for; passes answer for themselves."""
     found: list[Any] = []
-    out = interpreter.Work()
+    out = interpreter.CountedWork()
     answers.written, answers.put_out = out.tokens, out.texts
     answer: Any = None
     while len(out.tokens) < wanted:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from model.architectures.transformer import PRESETS
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from model.hardware.devices import DEVICES, Device
 from model.methods import registry
 from sim.commands import listing
@@ -158,8 +158,8 @@ def test_what_there_is_not(what: str, name: str, message: str) -> None:
 
 
 def test_a_profile_of_the_users_own_is_told_about_by_its_path(tmp_path: Path) -> None:
-    own = replace(profile.load("cpu-llama-68m"), name="mine", notes=("timed at home",))
-    path = profile.save(own, tmp_path)
+    own = replace(profile_files.load("cpu-llama-68m"), name="mine", notes=("timed at home",))
+    path = profile_files.save(own, tmp_path)
     told = said("profiles", str(path))
     assert "timed at home" in told
     assert own.coverage() in told

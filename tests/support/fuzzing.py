@@ -41,8 +41,8 @@ READERS = {
     "model_directory._header": "models",
     "model_directory.checksum": "models", "model_directory.load": "models", "model_directory.table": "models",
     "subject.of_run": "what_a_run_says_of_itself",
-    "sweep._prepare": "what_a_run_says_of_itself", "csv_reading.read": "tables_of_other_projects",
-    "csv_reading.source": "tables_of_other_projects", "training._restore": "trainings_that_were_broken_off",
+    "sweep._prepare": "what_a_run_says_of_itself", "imported_tables.read": "tables_of_other_projects",
+    "imported_tables.source": "tables_of_other_projects", "training._restore": "trainings_that_were_broken_off",
     "transformer._read": "configurations",
 }  # fmt: skip
 """Each function that reads a file which somebody else may have written, by the test that spoils such files."""

@@ -129,7 +129,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     The text put out is that of the best hypothesis so far.
     """
     first = len(prompt) - 1
-    models = Model("target", parameters.layers, first), Model("draft", parameters.draft_layers, first)
+    models = BeamModel("target", parameters.layers, first), BeamModel("draft", parameters.draft_layers, first)
     if first:
         for model in models:
             yield Forward(model.role, tuple(prompt[:-1]), 0, 0, model.layers)
@@ -175,7 +175,7 @@ def _path(end: Node, at: int = 0) -> list[Node]:
 
 
 @dataclass
-class Model:
+class BeamModel:
     """A model, and what its cache holds behind the prompt: at each position some tokens, each with its place among them."""
 
     role: str
@@ -183,9 +183,9 @@ class Model:
     first: int
     held: list[dict[Node | None, int]] = field(default_factory=list)
 
-    def copy(self) -> Model:
+    def copy(self) -> BeamModel:
         """What a sub-process goes on from."""
-        return Model(self.role, self.layers, self.first, self.held[:])
+        return BeamModel(self.role, self.layers, self.first, self.held[:])
 
     def read(self, ends: Sequence[Node]) -> Generator[Step, Any, tuple[Any, list[int]]]:
         """Read the texts that end with these tokens, all in one pass: its output, and where in it each of them stands."""
@@ -224,7 +224,7 @@ class Model:
 # --- Appendix A.4: a draft that is itself a beam search ------------------------------------------------------------------
 
 
-def _exact(parameters: Parameters, models: tuple[Model, Model], beams: list[Hypothesis], end: int) -> Steps:
+def _exact(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int) -> Steps:
     target, draft = models
     text: list[int] = []
     while beams[0].end.position < end:
@@ -241,7 +241,7 @@ def _draft_length(parameters: Parameters, beam: Hypothesis, end: int) -> int:
     return min(parameters.draft_length, end - beam.end.position - 1)
 
 
-def _extended(model: Model, beams: list[Hypothesis], width: int) -> Generator[Step, Any, list[Hypothesis]]:
+def _extended(model: BeamModel, beams: list[Hypothesis], width: int) -> Generator[Step, Any, list[Hypothesis]]:
     """One step of a beam search: a pass over all hypotheses, and the `width` best of what goes on from them."""
     out, places = yield from model.read([beam.end for beam in beams])
     best = yield Read("beams", out, width=width, hypotheses=_scored(places, beams))
@@ -258,7 +258,7 @@ def _behind(end: Node, found: Continuation) -> Hypothesis:
 
 
 def _verified(
-    model: Model, beams: list[Hypothesis], drafted: Sequence[Sequence[Hypothesis]]
+    model: BeamModel, beams: list[Hypothesis], drafted: Sequence[Sequence[Hypothesis]]
 ) -> Generator[Step, Any, list[Hypothesis]]:
     """Go on with the model's own best as long as all of them were drafted, and once more; one pass tells them all."""
     ends = [beam.end for step in (beams, *drafted) for beam in step]
@@ -281,11 +281,11 @@ class Branch(NamedTuple):
     """A hypothesis, the models that have read it, and the ended sub-process that has their caches, if any has."""
 
     beam: Hypothesis
-    models: tuple[Model, Model]
+    models: tuple[BeamModel, BeamModel]
     task: Any = None
 
 
-def _per_beam(parameters: Parameters, models: tuple[Model, Model], beams: list[Hypothesis], end: int) -> Steps:
+def _per_beam(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int) -> Steps:
     branches = [Branch(beam, models) for beam in beams]
     text: list[int] = []
     # A text that has all its tokens waits until it is the best: then it stays so, as others only become less likely.
@@ -318,7 +318,7 @@ def _alone(parameters: Parameters, branch: Branch, end: int) -> Steps:
 
 
 def _speculated(
-    parameters: Parameters, models: tuple[Model, Model], beams: Sequence[Hypothesis], end: int
+    parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: Sequence[Hypothesis], end: int
 ) -> Generator[Step, Any, list[Hypothesis]]:
     """A speculative step of each hypothesis, all in the same passes: what goes on from what has been accepted of its draft."""
     target, draft = models

@@ -23,7 +23,7 @@ from model.outcomes.outcome_laws import Chain, Outcomes
 Floats = NDArray[np.float64]
 
 
-class Prices(NamedTuple):
+class BatchPrices(NamedTuple):
     """What a round takes, by how many texts are left and how many tokens it drafts of each; shapes (texts + 1, longest + 1)."""
 
     time: Floats
@@ -31,7 +31,7 @@ class Prices(NamedTuple):
     operations: Floats
 
 
-def prices(cost: UnitCost, longest: int, texts: int, *, apart: bool = False) -> Prices:
+def prices(cost: UnitCost, longest: int, texts: int, *, apart: bool = False) -> BatchPrices:
     """`model.methods.rounds.round_prices` for each number of texts; without texts nothing is done.
 
     >>> found = prices(UnitCost(40, cost_ratio=0.1, verify_cost=((1, 1.0), (4, 2.5))), 1, 2)
@@ -39,7 +39,7 @@ def prices(cost: UnitCost, longest: int, texts: int, *, apart: bool = False) -> 
     [[0.0, 0.0], [40.0, 64.0], [60.0, 106.0]]
     """
     each = [round_prices(cost, longest, apart=apart, texts=count) for count in range(1, texts + 1)]
-    return Prices(*(np.array([np.zeros(longest + 1), *rows]) for rows in zip(*each, strict=True)))
+    return BatchPrices(*(np.array([np.zeros(longest + 1), *rows]) for rows in zip(*each, strict=True)))
 
 
 def going(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:

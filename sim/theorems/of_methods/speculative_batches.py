@@ -17,7 +17,7 @@ import numpy as np
 
 from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
-from model.interpret.world import Draft, World, together
+from model.interpret.world import DraftOutcomes, World, together
 from model.methods.draft_model import PLACEMENTS
 from model.methods.method_parameters import BATCHING
 from model.methods.rounds import ReplayRounds
@@ -297,7 +297,7 @@ def _width(x: Example) -> int:
 
 def _played(x: Example, own: Sequence[int], parameters: speculative.Parameters, cost: UnitCost) -> Run:
     """One sequence of which so many drafted tokens survive."""
-    answers = World(1, parameters.layers, drafts={"draft": Draft("target", survivors({**x, "survive": own}))})
+    answers = World(1, parameters.layers, drafts={"draft": DraftOutcomes("target", survivors({**x, "survive": own}))})
     return simulate(speculative.decode(parameters, [0], len(own)), len(own), Cluster(parameters.units), cost, answers)
 
 
@@ -322,10 +322,10 @@ def _run(x: Example, cost: UnitCost) -> Run:
 
 def _world(x: Example) -> World:
     each = [survivors({**x, "survive": own}) for own in x["texts"]]
-    return together([World(1, x.get("layers", 1), drafts={"draft": Draft("target", own)}) for own in each])
+    return together([World(1, x.get("layers", 1), drafts={"draft": DraftOutcomes("target", own)}) for own in each])
 
 
-def _counted(x: Example) -> interpreter.Work:
+def _counted(x: Example) -> interpreter.CountedWork:
     parameters, n = choice(x), max(map(len, x["texts"]))
     return interpreter.count(speculative.decode(parameters, [0], n), _world(x), parameters.outputs_of(n))
 

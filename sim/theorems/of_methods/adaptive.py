@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.adaptive import paths as sampler
 from model.methods.adaptive import theory as formulas
 from model.methods.adaptive.algorithm import OPTIONS, Parameters, decode
@@ -168,7 +168,7 @@ def play(x: Example, **changes: Any) -> Run:
     """Simulate an example's decoding, with some of its fields changed."""
     x = {**x, **changes}
     n, parameters = len(x["accept"]), choice(x)
-    draft = Draft("target", survivors({"draft_length": n, "accept": x["accept"]}))
+    draft = DraftOutcomes("target", survivors({"draft_length": n, "accept": x["accept"]}))
     return simulate(decode(parameters, [0], n), n, Cluster(1), _COST, World(1, 1, drafts={"draft": draft}))
 
 

@@ -215,7 +215,7 @@ def cost(x: Example) -> UnitCost:
     return replace(in_quarters(x), layer_times=tuple(time / 4 for time in times), verify_cost=tuple(enumerate(curve, 1)))
 
 
-def counted(x: Example) -> interpreter.Work:
+def counted(x: Example) -> interpreter.CountedWork:
     """The work of an example's decoding."""
     n, parameters = _longest(x), choice(x)
     return interpreter.count(skipdecode.decode(parameters, [0], n), Lossy(1, x["layers"]), parameters.outputs_of(n))

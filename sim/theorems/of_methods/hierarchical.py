@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.hierarchical import paths as sampler
 from model.methods.hierarchical import theory as formulas
 from model.methods.hierarchical.algorithm import READINGS, Parameters, decode
@@ -204,7 +204,7 @@ def play(x: Example, **changes: Any) -> Run:
     x = {**x, **changes}
     n, parameters = len(x["accept"]), choice(x)
     lengths = {name: survivors({"draft_length": n, "accept": x[name]}) for name in _RATES}
-    world = World(1, 1, drafts={role: Draft(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})
+    world = World(1, 1, drafts={role: DraftOutcomes(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})
     return simulate(decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), world)
 
 
