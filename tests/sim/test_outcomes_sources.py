@@ -80,4 +80,4 @@ def test_too_few_rates_are_called_by_their_key(name: str) -> None:
     outcome, _, kind = name.partition(": ")
     record = outcomes_section.LAWS[outcome][kind]
     with pytest.raises(ParameterError, match=f"^{record.RATES[0]} must have one rate for each of 2 output positions, got 1; give"):
-        record(**LEAST[name]).outcome(bild.Parameters(4), 2)
+        record(**LEAST[name]).outcome(bild.Parameters(24, 8), 2)
