@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from model.base import strict_json
+from model.base.whole_files import write_text
 from model.methods.registry import algorithm
 from model.published.paper_notes import NOTES, Note
 from sim.runs import verdict
-from sim.runs.atomic_files import write_text
 from sim.runs.sweep import Report
 from sim.scenarios.match_outcomes import RATES
 from sim.scenarios.scenario_file import cost_source, method_tables

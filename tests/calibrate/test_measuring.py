@@ -21,13 +21,13 @@ import pytest
 
 from calibrate.decode import log_positions as logging
 from calibrate.devices import machine
-from calibrate.family import model_directory
 from calibrate.timing import single_pass, timing_grid, transfers
 from calibrate.timing.single_pass import Effort
 from calibrate.timing.timing_grid import Grid, Point
 from calibrate.workers import worker_pool as pool_of
 from calibrate.workers.worker_loop import ASLEEP, DONE, LISTENING, SLOTS, STOPPED, Board
 from calibrate.workers.worker_pool import Pool, Post, ProcessError, started
+from model.base import whole_files
 from model.base.checks import ParameterError
 from model.hardware.profile import load
 from tests.support import real_models, workers
@@ -258,14 +258,14 @@ def test_the_best_try_counts_and_the_first_is_none(monkeypatch: pytest.MonkeyPat
 
 def test_a_file_is_written_whole_or_not_at_all_with_all_folders_above_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "deeper" / "file"
-    with model_directory.whole(path) as part:
+    with whole_files.whole(path) as part:
         part.write_text("some")
         assert part.parent == path.parent
         assert not path.exists()
     assert path.read_text() == "some"
 
     def broken_off() -> None:
-        with model_directory.whole(path) as part:
+        with whole_files.whole(path) as part:
             part.write_text("other")
             raise KeyboardInterrupt
 
