@@ -27,7 +27,7 @@ from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov
 from model.steps import Steps
 from sim.engine.cluster import LINKS, STOPS, Cluster
 from sim.engine.events import Run, simulate
-from sim.theorems.theorem import Example
+from sim.theorems.theorem import Example, drawn
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -173,7 +173,10 @@ def simulate_all(x: Example, match_rate: float) -> tuple[Floats, Floats, Floats]
 # --- Search strategies; hypothesis is imported only when one is built ---
 
 
+@drawn
 def decodings(
+    draw: DrawFn,
+    /,
     forms: Sequence[str] = ppd.FORMS,
     *,
     tokens: int = 6,
@@ -182,7 +185,7 @@ def decodings(
     costs: str = "plain",
     cluster: bool = False,
     **fields: SearchStrategy[Any],
-) -> SearchStrategy[Example]:
+) -> Example:
     """Decodings in one of `forms`, of mostly at most `tokens` tokens, now and then of at most `many`.
 
     `half`: exit layers where the form allows them (`any`), or `below` layers/2 only. `costs`: `plain`, overheads in `whole`
@@ -191,35 +194,31 @@ def decodings(
     """
     from hypothesis import strategies as st
 
-    @st.composite
-    def decoding(draw: DrawFn) -> Example:
-        form = draw(st.sampled_from(list(forms)))
-        large = form != "nested" and draw(st.integers(0, 19)) == 19
-        layers = draw(st.integers(3 if half == "below" else 1, 40 if large else 8))
-        first = -(-layers // 2) if form in UPPER_HALF else 1
-        exit_layer = draw(st.integers(first, (layers - 1) // 2 if half == "below" else layers))
-        # A tree of processes grows fast: this keeps it below 16 of them.
-        generations = -(-layers // exit_layer) if form == "nested" else 1
-        example: Example = {
-            "form": form,
-            "layers": layers,
-            "exit_layer": exit_layer,
-            "candidates": draw(st.integers(1, 3 if generations < 4 else 2 if generations < 5 else 1)),
-            "matches": draw(st.lists(st.booleans(), min_size=1, max_size=many)) if large else bits(draw, tokens),
+    form = draw(st.sampled_from(list(forms)))
+    large = form != "nested" and draw(st.integers(0, 19)) == 19
+    layers = draw(st.integers(3 if half == "below" else 1, 40 if large else 8))
+    first = -(-layers // 2) if form in UPPER_HALF else 1
+    exit_layer = draw(st.integers(first, (layers - 1) // 2 if half == "below" else layers))
+    # A tree of processes grows fast: this keeps it below 16 of them.
+    generations = -(-layers // exit_layer) if form == "nested" else 1
+    example: Example = {
+        "form": form,
+        "layers": layers,
+        "exit_layer": exit_layer,
+        "candidates": draw(st.integers(1, 3 if generations < 4 else 2 if generations < 5 else 1)),
+        "matches": draw(st.lists(st.booleans(), min_size=1, max_size=many)) if large else bits(draw, tokens),
+    }
+    if (count := choice(example).candidates) > 1:
+        example["right"] = draw(st.integers(1, count))
+    if costs != "plain" and form != "nested":
+        example["cost"] = draw(_costs(layers, costs))
+    if cluster:
+        example["cluster"] = {
+            "units": draw(st.integers(1, choice(example).units + 1)),
+            "links": draw(st.sampled_from(LINKS)),
+            "stop": draw(st.sampled_from(STOPS)),
         }
-        if (count := choice(example).candidates) > 1:
-            example["right"] = draw(st.integers(1, count))
-        if costs != "plain" and form != "nested":
-            example["cost"] = draw(_costs(layers, costs))
-        if cluster:
-            example["cluster"] = {
-                "units": draw(st.integers(1, choice(example).units + 1)),
-                "links": draw(st.sampled_from(LINKS)),
-                "stop": draw(st.sampled_from(STOPS)),
-            }
-        return example | {name: draw(strategy) for name, strategy in fields.items()}
-
-    return decoding()
+    return example | {name: draw(strategy) for name, strategy in fields.items()}
 
 
 def bits(draw: DrawFn, most: int) -> list[bool]:
@@ -291,22 +290,18 @@ def amounts(kind: str) -> SearchStrategy[float]:
     return st.integers(0, 6) if kind == "whole" else st.integers(0, 80).map(lambda tenths: tenths / 10)
 
 
-def _costs(layers: int, kind: str) -> SearchStrategy[Example]:
+@drawn
+def _costs(draw: DrawFn, layers: int, kind: str) -> Example:
     """Fields of `UnitCost`: every overhead may be missing, layers may be uneven."""
     from hypothesis import strategies as st
 
     amount = amounts(kind)
     names = (*OVERHEADS, "dispatch_per_process")
-
-    @st.composite
-    def fields(draw: DrawFn) -> Example:
-        chosen = draw(st.integers(0, 2 ** (len(names) + 2) - 1))
-        given: Example = {name: draw(amount) for place, name in enumerate(names) if chosen >> place & 1}
-        if chosen >> len(names) & 1 and layers <= 8:
-            # The last takes some time in any case: a model that takes none has no mean number of busy units.
-            given["layer_times"] = [*(draw(amount) for _ in range(layers - 1)), draw(amount) or 1]
-        if chosen >> (len(names) + 1) & 1 and kind != "whole":  # a tree's depth is a logarithm
-            given["dispatch_law"] = "tree"
-        return given
-
-    return fields()
+    chosen = draw(st.integers(0, 2 ** (len(names) + 2) - 1))
+    given: Example = {name: draw(amount) for place, name in enumerate(names) if chosen >> place & 1}
+    if chosen >> len(names) & 1 and layers <= 8:
+        # The last takes some time in any case: a model that takes none has no mean number of busy units.
+        given["layer_times"] = [*(draw(amount) for _ in range(layers - 1)), draw(amount) or 1]
+    if chosen >> (len(names) + 1) & 1 and kind != "whole":  # a tree's depth is a logarithm
+        given["dispatch_law"] = "tree"
+    return given

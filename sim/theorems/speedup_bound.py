@@ -18,7 +18,7 @@ from model.methods.rounds import Tally
 from sim.scenarios import cases
 from sim.scenarios.cases import Case
 from sim.theorems.pipelined_examples import CLOSE, rates, whole
-from sim.theorems.theorem import Example, Theorem, at_most
+from sim.theorems.theorem import Example, Theorem, at_most, drawn
 from sim.views import evaluation
 
 if TYPE_CHECKING:
@@ -79,32 +79,29 @@ def _wider_takes_no_less(case: Case) -> bool:
 # --- What they are tried on ---
 
 
-def _points(name: str, kinds: tuple[str, ...] = ("layer-times", "hardware")) -> SearchStrategy[Example]:
+@drawn
+def _points(draw: DrawFn, name: str, kinds: tuple[str, ...] = ("layer-times", "hardware")) -> Example:
     from hypothesis import strategies as st
 
-    @st.composite
-    def point(draw: DrawFn) -> Example:
-        method: dict[str, Any] = {"name": name}
-        length = draw(whole(1, 4))
-        if name == "adaptive":
-            method |= {"policy": draw(st.sampled_from(("gradient", "optimum", "heuristic"))), "max_draft_length": length}
-        else:
-            method["draft_length"] = length
-        if name == "hierarchical":
-            method["reading"] = draw(st.sampled_from(("literal", "reuse", "bonus")))
-        rate = {each: draw(rates()) for each in (("accept", "medium_accept") if name == "hierarchical" else ("accept",))}
-        kind = draw(st.sampled_from(kinds))
-        medium = name == "hierarchical"
-        cost = draw(_layer_times(kind, medium=medium) if kind in ("layer-times", "falling") else _on_hardware(kind, medium=medium))
-        if "sequences" in cost:
-            ways = (CONTINUOUS, LOCKSTEP) if name == "speculative" else (LOCKSTEP,)
-            method |= {"sequences": cost["sequences"], "batching": draw(st.sampled_from(ways))}
-            cost = {key: value for key, value in cost.items() if key != "sequences"}
-        method["layers"] = PRESETS[cost["shape"]].layers if "shape" in cost else 1
-        laws = {each: {"kind": "iid", "acceptance_rate": value} for each, value in rate.items()}
-        return {"method": method, "cost": cost, "outcomes": laws, "tokens": draw(whole(1, 24))}
-
-    return point()
+    method: dict[str, Any] = {"name": name}
+    length = draw(whole(1, 4))
+    if name == "adaptive":
+        method |= {"policy": draw(st.sampled_from(("gradient", "optimum", "heuristic"))), "max_draft_length": length}
+    else:
+        method["draft_length"] = length
+    if name == "hierarchical":
+        method["reading"] = draw(st.sampled_from(("literal", "reuse", "bonus")))
+    rate = {each: draw(rates()) for each in (("accept", "medium_accept") if name == "hierarchical" else ("accept",))}
+    kind = draw(st.sampled_from(kinds))
+    medium = name == "hierarchical"
+    cost = draw(_layer_times(kind, medium=medium) if kind in ("layer-times", "falling") else _on_hardware(kind, medium=medium))
+    if "sequences" in cost:
+        ways = (CONTINUOUS, LOCKSTEP) if name == "speculative" else (LOCKSTEP,)
+        method |= {"sequences": cost["sequences"], "batching": draw(st.sampled_from(ways))}
+        cost = {key: value for key, value in cost.items() if key != "sequences"}
+    method["layers"] = PRESETS[cost["shape"]].layers if "shape" in cost else 1
+    laws = {each: {"kind": "iid", "acceptance_rate": value} for each, value in rate.items()}
+    return {"method": method, "cost": cost, "outcomes": laws, "tokens": draw(whole(1, 24))}
 
 
 def _layer_times(kind: str, *, medium: bool) -> SearchStrategy[Example]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
+    from hypothesis.strategies import DrawFn, SearchStrategy
 
 Example = dict[str, Any]
 """What a theorem is tried on: plain values under names, so that it can be written down, mailed and tried again."""
 
 
+Drawn = TypeVar("Drawn")
+Given = ParamSpec("Given")
 Predicate = Callable[[Example], bool | None]
 
 
@@ -68,6 +71,18 @@ class Collected:
     def all(self) -> tuple[Theorem, ...]:
         """In the order of their numbers."""
         return tuple(sorted(self._found, key=lambda each: (int(re.findall(r"\d+", each.number)[0]), each.number)))
+
+
+def drawn(make: Callable[Concatenate[DrawFn, Given], Drawn]) -> Callable[Given, SearchStrategy[Drawn]]:
+    """A search strategy of a function that draws an example; hypothesis is imported when it is asked for one."""
+
+    @functools.wraps(make)
+    def strategy(*args: Given.args, **kwargs: Given.kwargs) -> SearchStrategy[Drawn]:
+        from hypothesis.strategies import composite
+
+        return composite(make)(*args, **kwargs)
+
+    return strategy
 
 
 # Not `assert`: these must speak also where Python runs without assertions.
