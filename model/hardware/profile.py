@@ -60,6 +60,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_type_hints
 
@@ -395,7 +396,7 @@ def _check_said(said: Mapping[str, Any]) -> None:
         checks.number(f"errors[{part}]", error, 0)
 
 
-def _bundled() -> Any:
+def _bundled() -> Traversable:
     return resources.files("model") / "profiles"
 
 

@@ -190,7 +190,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
     return [*(telling or ["method"]), *rates]
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else f"{value + 0.0:.4f}" if isinstance(value, float) else escape(str(value))

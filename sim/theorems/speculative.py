@@ -12,7 +12,7 @@ arXiv:2211.17192.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -547,7 +547,7 @@ def _chained_rounds(tokens: int, gamma: int, p: float, rho: float, *, every: boo
     return [row[1] for row in found]
 
 
-def _ends(values: Any) -> tuple[int, int]:
+def _ends(values: Iterable[int]) -> tuple[int, int]:
     found = list(values)
     return min(found), max(found)
 
@@ -561,7 +561,7 @@ def _rounds(tokens: int, alpha: Fraction, gamma: int) -> list[Fraction]:
     return found
 
 
-def _speeds(alpha: float, c: float) -> Any:
+def _speeds(alpha: float, c: float) -> formulas.Floats:
     return formulas.speedup(alpha, np.arange(_LONGEST), c)
 
 

@@ -101,5 +101,5 @@ def at_most(what: str, got: float, bound: float, within: float = 0.0) -> None:
         raise AssertionError(f"{what}: got {_short(got)}, expected at most {_short(bound)}")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return repr(value.item() if hasattr(value, "item") else value)
