@@ -22,7 +22,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import always, digits
 from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.theorem import Collected, Example, drawn, equal
+from sim.theorems.theorem import Collected, Example, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn
@@ -39,8 +39,6 @@ theorem = Collected("beam")
 @drawn
 def _decodings(draw: DrawFn, tokens: int = 0) -> Example:
     """With all of their luck given, or with a rate of it and at most so many tokens."""
-    from hypothesis import strategies as st
-
     rule, arrangement = draw(st.sampled_from(_FORMS))
     example: Example = {
         "rule": rule, "arrangement": arrangement, "beams": draw(whole(1, 3)), "draft_length": draw(whole(0, 3)),

@@ -31,7 +31,7 @@ from sim.theorems import pipelined_examples
 from sim.theorems.drafting_examples import PROMPT, accepted, digits, drafted, model, rounds
 from sim.theorems.output_law import law_of_text, likeliest_text
 from sim.theorems.pipelined_examples import CLOSE, rates, whole
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -46,8 +46,6 @@ theorem = Collected("bild")
 @drawn
 def _forms(draw: DrawFn, forms: tuple[str, ...]) -> Example:
     """A variant of two models, or the early-exit form."""
-    from hypothesis import strategies as st
-
     quarters = whole(0, 6).map(lambda number: number / 4)
     name = draw(st.sampled_from(forms))
     early = name == "early"
@@ -60,8 +58,6 @@ def _forms(draw: DrawFn, forms: tuple[str, ...]) -> Example:
 
 @drawn
 def _decodings(draw: DrawFn, /, forms: tuple[str, ...] = ("paper", "code", "early"), curve: bool = False, **more: Any) -> Example:
-    from hypothesis import strategies as st
-
     example = {"decisions": digits(draw, draw(whole(1, 8)), 2), **draw(_forms(forms))}
     if curve and draw(st.booleans()):
         example["verify_cost"] = digits(draw, 4, 3)
@@ -76,8 +72,6 @@ def _rated(draw: DrawFn, tokens: int, forms: tuple[str, ...] = ("paper", "code")
 
 
 def _intensities(variant: str) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     some = whole(1, 20).map(lambda twentieths: twentieths / 20)
     return st.fixed_dictionaries({
         "fallback_rate": rates(), "rollback_rate": rates(), "maximum_draft": whole(1, 20), "operations_ratio": some,
@@ -95,8 +89,6 @@ def _records(draw: DrawFn, /, **more: Any) -> Example:
 
 @drawn
 def _models(draw: DrawFn) -> Example:
-    from hypothesis import strategies as st
-
     words = draw(whole(2, 3))
     example: Example = {role: [digits(draw, words, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
                         for role in ("target", "draft")}  # fmt: skip
@@ -107,8 +99,6 @@ def _models(draw: DrawFn) -> Example:
 
 
 def _thresholds(most: int) -> SearchStrategy[list[int]]:
-    from hypothesis import strategies as st
-
     return st.lists(whole(0, most), min_size=2, max_size=2)
 
 

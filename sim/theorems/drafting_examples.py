@@ -24,7 +24,7 @@ from sim.engine.events import Run
 from sim.theorems import pipelined_examples
 from sim.theorems.output_law import Model, Texts, law_of_text, own_law
 from sim.theorems.pipelined_examples import amounts, bits, chances, choice, cost, laws, paths, play, rates, size, survivors
-from sim.theorems.theorem import Example, drawn
+from sim.theorems.theorem import Example, drawn, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -151,8 +151,6 @@ def drafting(
     numbers and quarters, or in `tenths`, which do not add up exactly. `cluster`: draw one, from a single unit to one more than
     reserved. `fields` are drawn beside.
     """
-    from hypothesis import strategies as st
-
     example: Example = {"draft_length": draw(st.integers(0, most))}
     if luck == "accept":
         example["accept"] = bits(draw, tokens)
@@ -165,8 +163,6 @@ def drafting(
 @drawn
 def few(draw: DrawFn, tokens: int = 4, most: int = 3, *, costs: str = "plain", law: str = "one rate") -> Example:
     """Decodings of at most so many tokens, all luck of which can be tried, and a law: of `one rate`, or `any`."""
-    from hypothesis import strategies as st
-
     some = laws(tokens + 1) | survival(most) if law == "any" else st.fixed_dictionaries({"match_rate": rates()})
     example: Example = {"draft_length": draw(st.integers(0, most)), "tokens": draw(st.integers(1, tokens)), "law": draw(some)}
     _stage(draw, example, costs, cluster=False)
@@ -175,8 +171,6 @@ def few(draw: DrawFn, tokens: int = 4, most: int = 3, *, costs: str = "plain", l
 
 def survival(most: int) -> SearchStrategy[Example]:
     """Laws of rounds: chances that at least 1, 2, ... tokens of a draft survive."""
-    from hypothesis import strategies as st
-
     falling = st.lists(rates(), min_size=most, max_size=most).map(lambda values: sorted(values, reverse=True))
     return st.fixed_dictionaries({"survival": falling})
 
@@ -186,8 +180,6 @@ def pairs(
     draw: DrawFn, /, tokens: int = 3, most: int = 3, words: int = 3, *, stops: bool = True, **fields: SearchStrategy[Any]
 ) -> Example:
     """Pairs of models over at most `words` words, a draft length, how many tokens to decode, and perhaps a token that ends them."""
-    from hypothesis import strategies as st
-
     count = draw(st.integers(2, words))
     # Many ways to go with three words: shorter texts then.
     example: Example = {"draft_length": draw(st.integers(0, most)), "tokens": draw(st.integers(1, tokens - (count > 2)))}
@@ -201,8 +193,6 @@ def pairs(
 
 def _stage(draw: DrawFn, example: Example, costs: str, cluster: bool) -> None:
     """Add what does not change an example's luck."""
-    from hypothesis import strategies as st
-
     if costs != "plain":
         chosen = draw(st.integers(0, 23))
         example |= {
@@ -222,8 +212,6 @@ def _stage(draw: DrawFn, example: Example, costs: str, cluster: bool) -> None:
 
 def _costs(draw: DrawFn, layers: int, draft_length: int, kind: str) -> Example:
     """Fields of `UnitCost`: a draft pass in quarters or tenths of the target's; links, heads, uneven layers and widths perhaps."""
-    from hypothesis import strategies as st
-
     amount = amounts(kind)
     parts, first = (4, 4) if kind == "whole" else (10, 7)
     chosen = draw(st.integers(0, 15))
@@ -239,7 +227,5 @@ def _costs(draw: DrawFn, layers: int, draft_length: int, kind: str) -> Example:
 
 def digits(draw: DrawFn, count: int, most: int, least: int = 0) -> list[int]:
     """So many numbers from 0 to `most`, in one draw; not all of them zero if `least` is 1."""
-    from hypothesis import strategies as st
-
     number = draw(st.integers(least, (most + 1) ** count - 1))
     return [number // (most + 1) ** place % (most + 1) for place in range(count)]

@@ -24,7 +24,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import digits
 from sim.theorems.pipelined_examples import CLOSE, in_quarters, quarters, whole
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -38,8 +38,6 @@ theorem = Collected("early_exit")
 
 @drawn
 def _exits(draw: DrawFn, /, texts: int = 3, *, ragged: bool = False, alike: bool = False, **more: Any) -> Example:
-    from hypothesis import strategies as st
-
     layers, tokens, count = draw(whole(1, 5)), draw(whole(1, 5)), draw(whole(1, texts))
     rows = [[1 + deep for deep in digits(draw, tokens, layers - 1)] for _ in range(1 if alike else count)]
     fill = draw(st.sampled_from(early_exit.FILLS))
@@ -59,8 +57,6 @@ def _one_batch(**more: Any) -> SearchStrategy[Example]:
 
 @drawn
 def _hazards(draw: DrawFn) -> Example:
-    from hypothesis import strategies as st
-
     layers = draw(whole(1, 3))
     fill, first = draw(st.sampled_from(early_exit.FILLS)), draw(whole(1, layers))
     chances = [0 if layer + 1 < first else draw(whole(0, 20)) for layer in range(layers - 1)]
@@ -71,16 +67,12 @@ def _hazards(draw: DrawFn) -> Example:
 
 
 def _thresholds() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     return st.fixed_dictionaries({
         "threshold": whole(0, 20), "longest": whole(1, 12), "temperature": whole(0, 40), "form": st.sampled_from(formulas.FORMS),
     })  # fmt: skip
 
 
 def _confidences() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     rows = st.lists(st.lists(whole(0, 8), min_size=4, max_size=4), min_size=1, max_size=4)
     return st.fixed_dictionaries({"confidences": rows, "thresholds": st.lists(whole(0, 8), min_size=2, max_size=2)})
 

@@ -38,7 +38,7 @@ from sim.theorems.pipelined_examples import (
     size,
     whole,
 )
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -68,8 +68,6 @@ def _queues(draw: DrawFn) -> Example:
 
 
 def _luck() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     tokens = st.integers(1, 40)
     return st.fixed_dictionaries(
         {"seed": st.integers(0, 2**32), "block": st.integers(0, 3), "tokens": tokens, "more_tokens": tokens, "law": laws(40)}

@@ -27,7 +27,7 @@ from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov
 from model.steps import Steps
 from sim.engine.cluster import LINKS, STOPS, Cluster
 from sim.engine.events import Run, simulate
-from sim.theorems.theorem import Example, drawn
+from sim.theorems.theorem import Example, drawn, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -192,8 +192,6 @@ def decodings(
     layer-times, or in `tenths`, which do not add up exactly; the nested form has plain costs always. `cluster`: draw one, from a
     single unit to one more than the form reserves. `fields` are drawn beside.
     """
-    from hypothesis import strategies as st
-
     form = draw(st.sampled_from(list(forms)))
     large = form != "nested" and draw(st.integers(0, 19)) == 19
     layers = draw(st.integers(3 if half == "below" else 1, 40 if large else 8))
@@ -223,8 +221,6 @@ def decodings(
 
 def bits(draw: DrawFn, most: int) -> list[bool]:
     """One to `most` yeas and nays. Two draws, where a list takes two for each of its elements: most of a search is drawing."""
-    from hypothesis import strategies as st
-
     count = draw(st.integers(1, most))
     number = draw(st.integers(0, 2**count - 1))
     return [bool(number >> place & 1) for place in range(count)]
@@ -237,45 +233,33 @@ def few(forms: tuple[str, ...], tokens: int = 4, **more: Any) -> SearchStrategy[
 
 def whole(low: int, high: int) -> SearchStrategy[int]:
     """Whole numbers from `low` to `high`."""
-    from hypothesis import strategies as st
-
     return st.integers(low, high)
 
 
 def overheads(kind: str = "whole") -> SearchStrategy[Example]:
     """Each of the theory's overheads, in `whole` layer-times or in `tenths`."""
-    from hypothesis import strategies as st
-
     return st.fixed_dictionaries(dict.fromkeys(OVERHEADS, amounts(kind)))
 
 
 def quarters() -> SearchStrategy[Example]:
     """Heads, rows filled in and comparisons of states, in quarters of layer-times."""
-    from hypothesis import strategies as st
-
     head = whole(0, 6)
     return st.fixed_dictionaries({"early_head": head, "final_head": head, "propagation": whole(0, 4), "state_check": whole(0, 2)})
 
 
 def rates() -> SearchStrategy[float]:
     """Match rates in twentieths, the two certain ones included: as good as any other, and shorter to print."""
-    from hypothesis import strategies as st
-
     return st.integers(0, 20).map(lambda twentieths: twentieths / 20)
 
 
 def laws(positions: int = 40) -> SearchStrategy[Example]:
     """Laws of matches, as the fields that `law` reads: of one rate, correlated, or with a rate for each position."""
-    from hypothesis import strategies as st
-
     one = st.fixed_dictionaries({"match_rate": rates()})
     return one | markov() | st.fixed_dictionaries({"match_rates": st.lists(rates(), min_size=positions, max_size=positions)})
 
 
 def markov() -> SearchStrategy[Example]:
     """A match rate and a correlation between neighbours that it allows."""
-    from hypothesis import strategies as st
-
     def allowed(pair: Example) -> bool:
         p, rho = pair["match_rate"], pair["correlation"]
         return bool(p * (1 - rho) <= 1 and p + rho * (1 - p) >= 0)
@@ -285,16 +269,12 @@ def markov() -> SearchStrategy[Example]:
 
 
 def amounts(kind: str) -> SearchStrategy[float]:
-    from hypothesis import strategies as st
-
     return st.integers(0, 6) if kind == "whole" else st.integers(0, 80).map(lambda tenths: tenths / 10)
 
 
 @drawn
 def _costs(draw: DrawFn, layers: int, kind: str) -> Example:
     """Fields of `UnitCost`: every overhead may be missing, layers may be uneven."""
-    from hypothesis import strategies as st
-
     amount = amounts(kind)
     names = (*OVERHEADS, "dispatch_per_process")
     chosen = draw(st.integers(0, 2 ** (len(names) + 2) - 1))

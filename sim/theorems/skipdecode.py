@@ -25,7 +25,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import digits
 from sim.theorems.pipelined_examples import CLOSE, in_quarters, quarters, whole
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -41,8 +41,6 @@ theorem = Collected("skipdecode")
 
 @drawn
 def _skips(draw: DrawFn, /, texts: int = 4, **more: Any) -> Example:
-    from hypothesis import strategies as st
-
     layers, room = draw(whole(1, 8)), draw(whole(1, 6))
     most = draw(whole(1, layers))
     least = draw(whole(1, most))
@@ -69,8 +67,6 @@ def _uneven() -> SearchStrategy[Example]:
 
 
 def _several(count: int, least: int, most: int) -> SearchStrategy[list[int]]:
-    from hypothesis import strategies as st
-
     return st.lists(whole(least, most), min_size=count, max_size=count)
 
 

@@ -30,7 +30,7 @@ from sim.engine.events import Run, simulate
 from sim.theorems import pipelined_examples
 from sim.theorems.drafting_examples import digits, drafting
 from sim.theorems.pipelined_examples import CLOSE, survivors, whole
-from sim.theorems.theorem import Collected, Example, at_most, drawn, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -47,8 +47,6 @@ theorem = Collected("speculative")
 @drawn
 def _texts(draw: DrawFn, costs: str = "whole", narrow: bool = False) -> Example:
     """Batches of a few texts; `narrow`, a pass costs the same however wide."""
-    from hypothesis import strategies as st
-
     x = draw(drafting(tokens=1, most=_MOST, costs=costs))
     if "cost" in x and "verify_cost" in x["cost"]:
         del x["cost"]["verify_cost"]
@@ -61,8 +59,6 @@ def _texts(draw: DrawFn, costs: str = "whole", narrow: bool = False) -> Example:
 
 
 def _luck() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     lengths = st.lists(whole(1, 3), min_size=2, max_size=3)
     return st.fixed_dictionaries({
         "draft_length": whole(0, 2), "batch": whole(1, 3), "lengths": lengths, "rate": whole(0, 20),
@@ -73,8 +69,6 @@ def _luck() -> SearchStrategy[Example]:
 @drawn
 def _full(draw: DrawFn) -> Example:
     """A sequence of a full batch of two or three, by its rate."""
-    from hypothesis import strategies as st
-
     times = itertools.accumulate(digits(draw, 3 * (_MOST + 1) - 1, 4), initial=4)
     cost = {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)], "cost_ratio": draw(whole(0, 4)) / 4}
     return {
@@ -87,8 +81,6 @@ def _full(draw: DrawFn) -> Example:
 @drawn
 def _against_static(draw: DrawFn) -> Example:
     """Texts of one static batch; the time of a pass that does not hang on its sequences, and that of each."""
-    from hypothesis import strategies as st
-
     most = draw(st.integers(1, 5))
     texts = [[draw(whole(0, _MOST)) for _ in range(most)] for _ in range(draw(st.integers(1, 3)))]
     return {

@@ -18,7 +18,7 @@ from model.methods.rounds import Tally
 from sim.scenarios import cases
 from sim.scenarios.cases import Case
 from sim.theorems.pipelined_examples import CLOSE, rates, whole
-from sim.theorems.theorem import Example, Theorem, at_most, drawn
+from sim.theorems.theorem import Example, Theorem, at_most, drawn, st
 from sim.views import evaluation
 
 if TYPE_CHECKING:
@@ -81,8 +81,6 @@ def _wider_takes_no_less(case: Case) -> bool:
 
 @drawn
 def _points(draw: DrawFn, name: str, kinds: tuple[str, ...] = ("layer-times", "hardware")) -> Example:
-    from hypothesis import strategies as st
-
     method: dict[str, Any] = {"name": name}
     length = draw(whole(1, 4))
     if name == "adaptive":
@@ -106,8 +104,6 @@ def _points(draw: DrawFn, name: str, kinds: tuple[str, ...] = ("layer-times", "h
 
 def _layer_times(kind: str, *, medium: bool) -> SearchStrategy[Example]:
     """Costs in layer-times; of kind `falling` wide passes cost less."""
-    from hypothesis import strategies as st
-
     quarters = whole(0, 4).map(lambda number: number / 4)
     given = {"cost_ratio": quarters, "verify_cost": st.just(_FALLING) if kind == "falling" else st.sampled_from(_CURVES)}
     return st.fixed_dictionaries(given | ({"medium_cost_ratio": quarters} if medium else {}))
@@ -115,8 +111,6 @@ def _layer_times(kind: str, *, medium: bool) -> SearchStrategy[Example]:
 
 def _on_hardware(kind: str, *, medium: bool) -> SearchStrategy[Example]:
     """Costs of GPUs, by their peaks or by measured tables; of kind `split` each layer is split over several."""
-    from hypothesis import strategies as st
-
     shapes = {"draft_shape": "llama-68m"} | ({"medium_shape": "llama-2-7b"} if medium else {})
     sources = (
         {"kind": "roofline", "device": "a100", "shape": "llama-2-7b"}, {"kind": "profile", "profile": "h100-llama-2-13b",

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
+    from hypothesis import strategies as st
     from hypothesis.strategies import DrawFn, SearchStrategy
+
+__all__ = ["Collected", "Example", "Theorem", "at_most", "drawn", "equal", "st"]
+
+
+class _Later:
+    """A module that is imported when something of it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+if not TYPE_CHECKING:
+    st = _Later("hypothesis.strategies")  # not needed to list theorems
 
 Example = dict[str, Any]
 """What a theorem is tried on: plain values under names, so that it can be written down, mailed and tried again."""
@@ -78,9 +96,7 @@ def drawn(make: Callable[Concatenate[DrawFn, Given], Drawn]) -> Callable[Given, 
 
     @functools.wraps(make)
     def strategy(*args: Given.args, **kwargs: Given.kwargs) -> SearchStrategy[Drawn]:
-        from hypothesis.strategies import composite
-
-        return composite(make)(*args, **kwargs)
+        return st.composite(make)(*args, **kwargs)
 
     return strategy
 
