@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from figures.common.labels import drawn, ends, place
+from figures.common.label_placement import drawn, ends, place
 from figures.common.style import GREY, INK, NAMES, PALE, VIEWS, Look, canvas, demand, house, looks, points
 from model.base import checks
 from model.methods.ppd import theory as ppd

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 import sim
 from figures import of_run, save
-from figures.common.naming import METHODS
+from figures.common.point_names import METHODS
 from figures.of_runs import bild_rates, bild_thresholds, latency_distribution, method_comparison, operations_and_bytes, tradeoff
 from figures.of_runs.accepted_tokens import draw as draw_accepted
 from figures.of_theory import skipdecode_schedule
