@@ -23,16 +23,14 @@ app = typer.Typer(
     help="Profiles of hardware, imported or measured, and small real models to try methods on.",
     epilog="Start with: calibrate layers --model llama-68m --quick -o profiles",
 )  # fmt: skip
-import_command.register(app)
-layers_command.register(app)
-links_command.register(app)
-fit_command.register(app)
-report_command.register(app)
-family_commands.register(app)
-decode_command.register(app)
-log_command.register(app)
-quality_command.register(app)
-run_command.register(app)
+app.add_typer(import_command.importing, name="import")
+app.add_typer(fit_command.fitting, name="fit")
+for command in (
+    import_command.bundle, layers_command.layers, links_command.links, report_command.report, family_commands.train,
+    family_commands.heads, family_commands.align, decode_command.decode, log_command.log, log_command.rates,
+    quality_command.quality, run_command.run,
+):  # fmt: skip
+    app.command()(command)
 
 
 def main() -> None:

@@ -5,13 +5,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-TEMPLATE = "How a data set is asked: squad, cnn-dm, wmt or none; or chat: by the model's own template."
-"""Help of the options of this name."""
+Template = Annotated[
+    str | None, typer.Option(help="How a data set is asked: squad, cnn-dm, wmt or none; or chat: by the model's own template.")
+]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")]
+Sweep = Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=VALUES", help="One that takes several values.")]
+HeldOut = Annotated[str | None, typer.Option(help="A file or a data set. Default: the family's held-out code.")]
+PromptTokens = Annotated[int, typer.Option(help="Length of held-out prompts; others are cut to it, but chats.")]
+Text = Annotated[Path | None, typer.Option(help="A text file, or a folder. Default, for the family: what it read.")]
+Dtype = Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")]
+Device = Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")]
+Threads = Annotated[int | None, typer.Option(help="Of torch, on cpu.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")]
+ResumeFolder = Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")]
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -22,32 +36,19 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
-        from model.base import user_warnings
-        from model.base.checks import ParameterError
+        from model.base import user_errors, user_warnings
         from model.methods.registry import allowing
 
         own = kwargs.get("method")
         named = [*(kwargs.get("methods") or ()), *([own] if isinstance(own, str) and "." in own else [])]
         try:
-            with user_warnings.in_words(), allowing(named):
+            with user_errors.in_one_line(), user_warnings.in_words(), allowing(named):
                 command(*args, **kwargs)
-        except ParameterError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(2) from None
-        except BrokenPipeError:
-            # Whoever read our output has had enough of it.
-            sys.stderr.close()
-            raise typer.Exit(0) from None
-        except OSError as error:
-            where = f" ({error.filename})" if error.filename is not None else ""
-            print(f"error: {error.strerror or error}{where}", file=sys.stderr)
-            raise typer.Exit(2) from None
         except ImportError as error:
             library = (error.name or "").partition(".")[0]
             if library not in LIBRARIES:
                 raise
-            print(f"error: {_lacking(library, error)}", file=sys.stderr)
-            raise typer.Exit(2) from None
+            user_errors.refuse(_lacking(library, error))
 
     return inner
 
@@ -78,9 +79,39 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
         raise ParameterError(f"{name} must be whole numbers with commas between, such as 1,4,9, got {shown(text)}") from None
 
 
+def assignments(option: str, texts: Sequence[str] | None) -> Iterator[tuple[str, list[Any]]]:
+    """Parameters from KEY=VALUE, or to be swept from KEY=VALUES with commas between."""
+    from model.base.checks import ParameterError, shown
+    from model.base.table_records import parse_value
+
+    one, seen = option == "set", set[str]()
+    examples = {"sweep": "KEY=VALUES, such as fallback_threshold=0.1,0.3", "forced": "RATE=VALUES, such as match_rate=0.3,0.7"}
+    for text in texts or ():
+        key, _, values = (part.strip() for part in text.partition("="))
+        if not key or not values:
+            form = "KEY=VALUE, such as maximum_draft=8" if one else examples[option]
+            raise ParameterError(f"--{option} must be {form}, got {shown(text)}")
+        if key in seen:
+            raise ParameterError(f"--{option} {key} is given twice; give it once")
+        seen.add(key)
+        yield key, [parse_value(each.strip()) for each in ([values] if one else values.split(","))]
+
+
 @contextlib.contextmanager
-def progress(quiet: bool, what: str) -> Iterator[Callable[[int, int, str], None] | None]:
-    """A bar on stderr, where that is a terminal."""
+def progress(quiet: bool, what: str, kept: str = "") -> Iterator[Callable[[int, int, str], None] | None]:
+    """A bar on stderr, where that is a terminal; where it is interrupted, exit with 130 and say what is `kept`, if anything."""
+    try:
+        with _bar(quiet, what) as bar:
+            yield bar
+    except KeyboardInterrupt:
+        if not kept:
+            raise
+        print(f"interrupted; {kept}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+@contextlib.contextmanager
+def _bar(quiet: bool, what: str) -> Iterator[Callable[[int, int, str], None] | None]:
     if quiet or not sys.stderr.isatty():
         yield None
         return

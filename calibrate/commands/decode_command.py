@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.commands.common_options import TEMPLATE, guarded, placed, progress
+from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
@@ -20,16 +20,12 @@ if TYPE_CHECKING:
     from calibrate.interpreters.in_one_process import Sampling
     from calibrate.loading.load_models import Begun, LoadedModel
     from calibrate.loading.prompts import Prompt
+    from model.methods.method_parameters import MethodParameters
 
 _FROM = "A directory, OWNER/NAME of the hub, or of the family: family:target."
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command("decode")(decode)
-
-
-@guarded
+@options.guarded
 def decode(
     method: Annotated[str, typer.Argument(help="speculative, ppd, bild, ... (`sim ls methods`), or a dotted module.")],
     model: Annotated[str, typer.Option(help=f"{_FROM} `family` alone: all models that the method has.")],
@@ -39,7 +35,7 @@ def decode(
     set: Annotated[list[str] | None, typer.Option("--set", help="A parameter: --set draft_length=4. Depths are known.")] = None,
     prompt: Annotated[str | None, typer.Option(help="A text; of encoder-decoders what the encoder reads.")] = None,
     prompts: Annotated[str | None, typer.Option(help="A file of texts (.txt, .jsonl, ...), or a data set by name.")] = None,
-    template: Annotated[str | None, typer.Option(help=TEMPLATE)] = None,
+    template: options.Template = None,
     limit: Annotated[int | None, typer.Option(help="At most so many of them.")] = None,
     tokens: Annotated[int, typer.Option(help="How many to write; fewer where the text ends. Beam search ends no text.")] = 64,
     sample: Annotated[bool, typer.Option("--sample", help="Draw tokens, of methods that can; else the likeliest.")] = False,
@@ -47,13 +43,13 @@ def decode(
     top_k: Annotated[int | None, typer.Option(help="With --sample: of so many likeliest. Default: of all.")] = None,
     top_p: Annotated[float | None, typer.Option(help="With --sample: of the fewest with this chance. Default: 1.")] = None,
     seed: Annotated[int | None, typer.Option(help="With --sample. Default: 0.")] = None,
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = None,
+    threads: options.Threads = None,
     log: Annotated[Path | None, typer.Option(help="FILE.parquet for every read and its answer; FILE.json beside it.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Decode plainly too, and compare texts and times.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of text.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Decode real models by a method: the text by who wrote it, accepted lengths, rates, passes and seconds.
 
@@ -78,7 +74,7 @@ def decode(
     names = load_models.named({"target": model, "draft": draft, "medium": medium}, roles, method)
     _refuse_existing(log)
     asked = _prompts(prompt, prompts, template, limit)
-    where = placed(device, threads)
+    where = options.placed(device, threads)
     models = load_models.models(names, where, dtype)
     run = _Run(method, settings, models, tokens, sampling, seed or 0, plain, log is not None)
     begun = run.begun(asked, chat=template == CHAT)
@@ -93,23 +89,15 @@ def decode(
 
 def _settings(method: str, pairs: Sequence[str], sample: bool) -> dict[str, Any]:
     """The parameters that were given, under their names here; whether the method has them is known before anything is loaded."""
-    from model.base import checks, table_records
+    from model.base import table_records
     from model.base.checks import ParameterError
     from model.methods import registry
 
-    kind = registry.algorithm(method).Parameters
-    given: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise ParameterError(f"--set must be KEY=VALUE, got {checks.shown(pair)}")
-        if key.strip() in given:
-            raise ParameterError(f"--set {key.strip()} is given twice; give it once")
-        given[key.strip()] = table_records.parse_value(value.strip())
-    table = table_records.renamed(kind, given)
+    kind = registry.parameters(method)
+    table = table_records.renamed(kind, {key: value for key, (value,) in options.assignments("set", pairs)})
     table_records.refuse_unknown(kind, table, "method")
     if sample:
-        if not hasattr(kind, "sampled"):
+        if "sampled" not in kind.names():
             raise ParameterError(f"--sample is not used by method {method}, which takes the likeliest tokens; leave it out")
         if table.get("sampled") is False:
             raise ParameterError("--sample and --set sampled=false say opposite things; leave one out")
@@ -216,9 +204,9 @@ class _Run:
     @property
     def exact(self) -> bool:
         """Whether the method writes what the target alone would."""
-        return bool(getattr(self.parameters((0,)), "EXACT", False))
+        return self.parameters((0,)).exact
 
-    def parameters(self, prompt: Sequence[int]) -> Any:
+    def parameters(self, prompt: Sequence[int]) -> MethodParameters:
         """The method's parameters behind this prompt."""
         from calibrate.decode import real_decoding
 
@@ -267,6 +255,7 @@ class _Run:
         from calibrate.decode.decode_report import Result
         from calibrate.interpreters.in_one_process import Luck
         from calibrate.loading import load_models
+        from model.methods import registry
 
         load_models.read_source(self.models, begun.source)
         stop, luck = self.target.decoder.ends, Luck(self.seed, number)
@@ -277,7 +266,7 @@ class _Run:
         plainly = None
         if self.plain:
             plainly = real_decoding.decode(
-                "autoregressive", {"target": self.target.decoder}, begun.prompt, self.tokens,
+                registry.PLAIN, {"target": self.target.decoder}, begun.prompt, self.tokens,
                 {"sampled": self.sampling is not None},
                 sampling=self.sampling, luck=Luck(self.seed, number), stop=own.stop,
             )  # fmt: skip
@@ -300,7 +289,7 @@ def _follow(
     stopped = False
     try:
         # Where results are shown on the terminal as they come, they are the progress.
-        with progress(quiet or len(asked) == 1 or (printer.styled and not as_json), "prompts") as bar:
+        with options.progress(quiet or len(asked) == 1 or (printer.styled and not as_json), "prompts") as bar:
             run.warm()
             for number, (prompt, one) in enumerate(zip(asked, begun, strict=True)):
                 results.append(run.one(number, prompt, one))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.commands.common_options import guarded, numbers, placed, progress
+from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
@@ -18,16 +17,10 @@ if TYPE_CHECKING:
     from calibrate.family.model_directory import Loaded
 
 _QUICK_TEXT = 40_000
+_KEPT = "what was done up to two minutes ago is kept: the same command with --resume goes on"
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command("train")(train)
-    app.command("heads")(heads)
-    app.command("align")(align)
-
-
-@guarded
+@options.guarded
 def train(
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the tokenizer; each model gets one below it.")],
     role: Annotated[str, typer.Option(help="Which models, with commas between.")] = "target,medium,draft",
@@ -41,12 +34,12 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Of weights and order. Default: 0.")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Tokens that are learnt, once for the directory. Default: 1024.")] = None,
     text: Annotated[Path | None, typer.Option(help="A text file, or a folder of them. Default: the standard library.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    device: options.Device = None,
     threads: Annotated[int | None, typer.Option(help="Of torch, on cpu: weights are the same again with as many.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A little of the text, once: to see whether it works.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")] = False,
+    resume: options.ResumeFolder = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of lines.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train small decoder-only models with one tokenizer on the source of the Python standard library; half precision is written.
 
@@ -63,7 +56,7 @@ def train(
     given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed}
     small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64, "warm_up": 10} if quick else {}
     recipe = training.Recipe(**small | {key: value for key, value in given.items() if value is not None})
-    where = placed(device, threads)
+    where = options.placed(device, threads)
     read = corpus.standard_library() if text is None else corpus.own(text)
     read = read.cut(_QUICK_TEXT) if quick else read
     note = _note(read) if text is None and not quick else ""
@@ -72,7 +65,7 @@ def train(
     said = {"vocabulary": vocabulary, "text": None if text is None else read.name, "threads": threads}
     for name, size in sizes.items():
         command = _command(name, None if layers is None else size, recipe, said) + (" --quick" if quick else "")
-        with _resumable(), progress(quiet, name) as bar:
+        with options.progress(quiet, name, _KEPT) as bar:
             logs[name] = make_model.make(
                 name, size, recipe, read, tokenizer, out, command=command, device=where, resume=resume, report=bar,
             )  # fmt: skip
@@ -85,7 +78,7 @@ def train(
         print(note, file=sys.stderr)
 
 
-@guarded
+@options.guarded
 def heads(
     model: Annotated[str, typer.Option(help="A directory, one of the family (target), or OWNER/NAME of the hub.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="File. Default: heads.safetensors beside the weights.")] = None,
@@ -97,13 +90,13 @@ def heads(
     rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.001; of the paper: 2e-05.")] = None,
     labels: Annotated[str | None, typer.Option(help="text, or model: what the model would write. Default: text.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the order of windows. Default: 0.")] = None,
-    text: Annotated[Path | None, typer.Option(help="A text file, or a folder. Default, for the family: what it read.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    text: options.Text = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
     quick: Annotated[bool, typer.Option("--quick", help="A little of the text, once: to see whether it works.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    resume: options.Resume = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train an exit head for every layer of a frozen model, side by side, and say how often they foretell what the model writes.
 
@@ -121,15 +114,15 @@ def heads(
     given = {"epochs": epochs, "batch": batch, "length": length, "rate": rate, "seed": seed, "labels": labels}
     small: dict[str, Any] = {"epochs": 1.0, "batch": 4, "length": 64} if quick else {}
     wanted = replace(work.SETTINGS[settings], **small | {key: value for key, value in given.items() if value is not None})
-    chosen = None if layers is None else numbers("layers", layers)
-    where = placed(device, threads)
+    chosen = None if layers is None else options.numbers("layers", layers)
+    where = options.placed(device, threads)
     path = model_directory.found(model) / model_directory.HEADS if out is None else out
     loaded = model_directory.load(model, where)
     read = _text(loaded, text, quick)
     said = {"settings": settings, **given, "layers": layers, "text": None if text is None else read.name}
     words = [f"--{key} {value}" for key, value in said.items() if value is not None] + ["--quick"] * quick
     command = " ".join(["calibrate heads --model", loaded.name, *words])
-    with _resumable(), progress(quiet, "heads") as bar:
+    with options.progress(quiet, "heads", _KEPT) as bar:
         about = work.train(loaded, read, wanted, path, layers=chosen, command=command, resume=resume, report=bar)
     if as_json:
         print(strict_json.dumps(about | {"file": str(path)}, indent=2))
@@ -138,7 +131,7 @@ def heads(
     print(path)
 
 
-@guarded
+@options.guarded
 def align(
     target: Annotated[str, typer.Option(help="Whose texts are learnt: a directory, one of the family, or OWNER/NAME.")],
     draft: Annotated[str, typer.Option(help="The model that learns them, with the same tokenizer.")],
@@ -151,13 +144,13 @@ def align(
     batch: Annotated[int | None, typer.Option(help="Texts of an update. Default: 16.")] = None,
     rate: Annotated[float | None, typer.Option(help="The highest rate. Default: 0.002.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of prompts and their order. Default: 0.")] = None,
-    text: Annotated[Path | None, typer.Option(help="A text file, or a folder. Default, for the family: what it read.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    text: options.Text = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few texts: to see whether it works.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    resume: options.Resume = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of lines.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train a draft further on what the target writes behind prompts of the training text, as Big Little Decoder aligns its models.
 
@@ -174,13 +167,13 @@ def align(
     }  # fmt: skip
     small: dict[str, Any] = {"prompts": 16, "prompt": 16, "tokens": 16, "held_out": 8, "batch": 4} if quick else {}
     settings = work.AlignmentSettings(**small | {key: value for key, value in given.items() if value is not None})
-    where = placed(device, threads)
+    where = options.placed(device, threads)
     large, little = model_directory.load(target, where), model_directory.load(draft, where)
     read = _text(little, text, quick)
     said = given | {"text": None if text is None else read.name, "threads": threads}
     words = [f"--{key.replace('_', '-')} {value}" for key, value in said.items() if value is not None] + ["--quick"] * quick
     command = " ".join([f"calibrate align --target {large.name} --draft {little.name} -o {out.name}", *words])
-    with _resumable(), progress(quiet, "align") as bar:
+    with options.progress(quiet, "align", _KEPT) as bar:
         log = work.align(large, little, read, settings, out, command=command, resume=resume, report=bar)
     if as_json:
         print(strict_json.dumps(log | {"folder": str(out)}, indent=2))
@@ -276,12 +269,3 @@ def _trained(name: str, log: dict[str, Any], folder: Path) -> str:
         f" held-out loss {log['held_out_loss']:.4f} nats per token (measured, {log['corpus']['held_out_tokens']} tokens),"
         f" {log['seconds']:.0f} s; {folder}"
     )
-
-
-@contextlib.contextmanager
-def _resumable() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on", file=sys.stderr)
-        raise typer.Exit(130) from None

@@ -15,11 +15,6 @@ fitting = typer.Typer(
 )  # fmt: skip
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.add_typer(fitting, name="fit")
-
-
 @fitting.callback()
 def _group() -> None:
     """Keeps the name of the one command there is."""

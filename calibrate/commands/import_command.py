@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calibrate.commands.common_options import guarded
+from calibrate.commands.common_options import guarded, numbers
 
 if TYPE_CHECKING:
     from model.hardware.profile import Profile
@@ -27,12 +27,6 @@ Out = Annotated[Path, typer.Option("-o", "--out", help="Folder to write NAME.jso
 Name = Annotated[str, typer.Option("--name", help="What the profile is called. Default: GPU-MODEL.")]
 Unit = Annotated[str, typer.Option("--unit", help="Unit of the times in the files: s, ms or us.")]
 Commit = Annotated[str, typer.Option("--commit", help="Commit of the repository that the files are from.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.add_typer(importing, name="import")
-    app.command("bundle")(bundle)
 
 
 @importing.command("vidur")
@@ -93,7 +87,7 @@ def aiconfigurator(
     from model.architectures import transformer
     from model.hardware import composed_layers
 
-    splits = _whole_numbers("ways", ways)
+    splits = numbers("ways", ways)
     shape = transformer.named(model, imported_tables.DTYPE, key="model") if model else None
     made = source.read(folder, gpu=gpu, engine=engine, attention=attention, name="" if model else name, unit=unit, commit=commit)
     _save(made if shape is None else composed_layers.layer(made, shape, splits, model=transformer.label(model), name=name), out)
@@ -145,12 +139,3 @@ def _save(made: Profile, out: Path) -> None:
         print("median errors " + ", ".join(f"{part} {error:.1%}" for part, error in made.errors.items()))
     for note in made.notes:
         print(f"note: {note}")
-
-
-def _whole_numbers(name: str, text: str) -> list[int]:
-    from model.base.checks import ParameterError
-
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() for word in words):
-        raise ParameterError(f"{name} must be whole numbers with commas between, as 1,2,4, got {text!r}")
-    return [int(word) for word in words]

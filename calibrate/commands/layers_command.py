@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.commands.common_options import guarded, numbers, progress
+from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
@@ -21,16 +21,11 @@ _WIDTHS, _CONTEXTS = "1,2,3,4,5,6,7,8,9,12,16,17,24,32", "128,512,1024,2048"
 _QUICK_WIDTHS, _QUICK_CONTEXTS, _QUICK_MINUTES = "1,4,9", "128,512", 1.0
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command("layers")(layers)
-
-
-@guarded
+@options.guarded
 def layers(
     model: Annotated[str, typer.Option(help="A preset such as llama-2-13b, a config.json, or OWNER/NAME of the hub.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Directory of the profile and of the raw rows.")],
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    device: options.Device = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32. Default: bfloat16, on cpu float32.")] = None,
     mode: Annotated[str, typer.Option(help="eager, cuda-graph, interpreter (as decoding does); with commas several.")] = "eager",
     widths: Annotated[str | None, typer.Option(help=f"New tokens of a pass. Default: {_WIDTHS}")] = None,
@@ -43,10 +38,10 @@ def layers(
     target: Annotated[float, typer.Option(help="Relative error of a point's median at which it is done.")] = 0.005,
     threads: Annotated[int | None, typer.Option(help="Of torch, in each process, on cpu.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small grid and few repeats: to see whether it works.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")] = False,
+    resume: options.ResumeFolder = False,
     name: Annotated[str | None, typer.Option(help="Of the profile. Default: DEVICE-MODEL.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Time a model's layers, head and embedding on this machine, with random weights, and write a profile.
 
@@ -58,15 +53,11 @@ def layers(
 
     grid, effort = _wanted(quick, widths, contexts, batches, busy, mode, rounds, target)
     limit = minutes if minutes is not None else _QUICK_MINUTES if quick else 8.0
-    try:
-        with progress(quiet, "points") as bar:
-            result = timed.time_layers(
-                model, grid, out, device=device, dtype=dtype, threads=threads, source=source, effort=effort, minutes=limit,
-                quick=quick, resume=resume, name=name, progress=bar,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        print(f"interrupted; what was timed is in {out}: the same command with --resume goes on", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with options.progress(quiet, "points", f"what was timed is in {out}: the same command with --resume goes on") as bar:
+        result = timed.time_layers(
+            model, grid, out, device=device, dtype=dtype, threads=threads, source=source, effort=effort, minutes=limit,
+            quick=quick, resume=resume, name=name, progress=bar,
+        )  # fmt: skip
     if as_json:
         print(strict_json.dumps(_document(result), indent=2))
     else:
@@ -89,9 +80,9 @@ def _wanted(
     from calibrate.timing.timing_grid import TimingGrid
 
     grid = TimingGrid(
-        numbers("widths", widths if widths is not None else _QUICK_WIDTHS if quick else _WIDTHS),
-        numbers("contexts", contexts if contexts is not None else _QUICK_CONTEXTS if quick else _CONTEXTS),
-        numbers("batches", batches), numbers("busy", busy), tuple(each.strip() for each in mode.split(",")), rounds,
+        options.numbers("widths", widths if widths is not None else _QUICK_WIDTHS if quick else _WIDTHS),
+        options.numbers("contexts", contexts if contexts is not None else _QUICK_CONTEXTS if quick else _CONTEXTS),
+        options.numbers("batches", batches), options.numbers("busy", busy), tuple(each.strip() for each in mode.split(",")), rounds,
     )  # fmt: skip
     effort = Effort(target=target)
     return grid, Effort(target=max(target, 0.05), least=3, most=20, warmups=2) if quick else effort

@@ -8,15 +8,10 @@ from typing import Annotated
 
 import typer
 
-from calibrate.commands.common_options import guarded, numbers, progress
+from calibrate.commands.common_options import Json, Quiet, guarded, numbers, progress
 from model.base import strict_json
 
 _QUICK = (1024, 65_536, 1_048_576)
-
-
-def register(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command("links")(links)
 
 
 @guarded
@@ -30,8 +25,8 @@ def links(
     repeats: Annotated[int, typer.Option(help="Of each size.")] = 50,
     quick: Annotated[bool, typer.Option("--quick", help="Three sizes, few repeats: to see whether it works.")] = False,
     name: Annotated[str, typer.Option(help="Profiles are called NAME-LINK.")] = "links",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Time copies between host and GPUs, and messages between processes, by size.
 
@@ -44,14 +39,10 @@ def links(
 
     chosen = tuple(each.strip() for each in link.split(",")) if link is not None else None
     asked = numbers("sizes", sizes) if sizes is not None else _QUICK if quick else timed.SIZES
-    try:
-        with progress(quiet, "links") as bar:
-            result = timed.time_links(
-                out, links=chosen, sizes=asked, repeats=min(repeats, 5) if quick else repeats, name=name, progress=bar
-            )
-    except KeyboardInterrupt:
-        print("interrupted; the links that were finished are written, run the others with --link", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with progress(quiet, "links", "the links that were finished are written, run the others with --link") as bar:
+        result = timed.time_links(
+            out, links=chosen, sizes=asked, repeats=min(repeats, 5) if quick else repeats, name=name, progress=bar
+        )
     if as_json:
         written = {each: str(path) for each, path in result.profiles.items()}
         print(strict_json.dumps({"profiles": written, "failed": result.failed}, indent=2))

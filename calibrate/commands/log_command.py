@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.commands.common_options import TEMPLATE, guarded, numbers, placed, progress
+from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
@@ -19,37 +18,30 @@ if TYPE_CHECKING:
 
 _GAMMAS = "1,2,3,5,7"
 _CANDIDATES = "1,3,5"
-_BINS = 4
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command("log")(log)
-    app.command("rates")(rates)
-
-
-@guarded
+@options.guarded
 def log(
     target: Annotated[str, typer.Option(help="A directory, OWNER/NAME of the hub, family:target, or family.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="File of the log, ending in .json; its table comes to lie beside it.")],
     draft: Annotated[str | None, typer.Option(help="A smaller model of the same tokenizer.")] = None,
     heads: Annotated[Path | None, typer.Option(help="Trained exit heads. Default: those beside the target, if any.")] = None,
-    prompts: Annotated[str | None, typer.Option(help="A file or a data set. Default: the family's held-out code.")] = None,
-    template: Annotated[str | None, typer.Option(help=TEMPLATE)] = None,
+    prompts: options.HeldOut = None,
+    template: options.Template = None,
     limit: Annotated[int, typer.Option(help="Prompts, at most.")] = 200,
-    prompt_tokens: Annotated[int, typer.Option(help="Length of held-out prompts; others are cut to it, but chats.")] = 64,
+    prompt_tokens: options.PromptTokens = 64,
     tokens: Annotated[int, typer.Option(help="Of each text.")] = 64,
     sample: Annotated[bool, typer.Option("--sample", help="Draw the texts; otherwise they are greedy.")] = False,
     temperature: Annotated[float | None, typer.Option(help="Of drawn texts. Default: 1.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Of drawn texts: tokens to draw from. Default: all.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Of drawn texts: chances to draw from. Default: 1.")] = None,
     seed: Annotated[int, typer.Option(help="Of prompts and drawn texts.")] = 0,
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    dtype: options.Dtype = "float32",
+    device: options.Device = None,
+    threads: options.Threads = None,
+    resume: options.Resume = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Log what models say along the target's own texts: every layer's match for every k, and how far drafts would survive.
 
@@ -74,15 +66,12 @@ def log(
         "sampling": None if sampling is None else vars(sampling),
     }  # fmt: skip
     decoders = {role: each.decoder for role, each in opened.items()}
-    try:
-        with progress(quiet, "texts") as bar:
-            log, spent = work.make(
-                out, said, decoders["target"], [ids for _, ids in found], tokens, draft=decoders.get("draft"), sampling=sampling,
-                seed=seed, resume=resume, report=bar,
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        print(f"interrupted; what was logged is kept beside {out.name}: the same command with --resume goes on", file=sys.stderr)
-        raise typer.Exit(130) from None
+    kept = f"what was logged is kept beside {out.name}: the same command with --resume goes on"
+    with options.progress(quiet, "texts", kept) as bar:
+        log, spent = work.make(
+            out, said, decoders["target"], [ids for _, ids in found], tokens, draft=decoders.get("draft"), sampling=sampling,
+            seed=seed, resume=resume, report=bar,
+        )  # fmt: skip
     if as_json:
         print(strict_json.dumps({"log": str(out), "rows": log.table.height, "texts": len(found), "seconds": vars(spent)}, indent=2))
         return
@@ -106,7 +95,8 @@ def _opened(
     from model.base.checks import ParameterError
 
     roles = ("target",) if draft is None and target != load_models.FAMILY else ("target", "draft")
-    models = load_models.models(load_models.named({"target": target, "draft": draft}, roles, "log"), placed(device, threads), dtype)
+    named = load_models.named({"target": target, "draft": draft}, roles, "log")
+    models = load_models.models(named, options.placed(device, threads), dtype)
     first = models["target"]
     if first.has_encoder:
         raise ParameterError(f"target must be a decoder alone, and {first.name} has an encoder; calibrate decode --log takes it")
@@ -144,7 +134,7 @@ def prompted(
     return [(name, [*(ids if chat else ids[-length:])]) for name, ids in begun]
 
 
-@guarded
+@options.guarded
 def rates(
     where: Annotated[str, typer.Argument(metavar="LOG", help="A .json, a bundled one (family), or a public .jsonl.")],
     candidates: Annotated[str, typer.Option(help="Early candidates k.")] = _CANDIDATES,
@@ -152,7 +142,7 @@ def rates(
     cost_ratio: Annotated[float, typer.Option(help="Of a draft pass, where speed-ups are foretold.")] = 0.1,
     drafter: Annotated[str | None, typer.Option(help="Of a public log: eagle, ngram, ...")] = None,
     figures: Annotated[Path | None, typer.Option(help="A folder to draw them into.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Match and acceptance rates of a log, with intervals, by layer and position, and whether coins are independent.
 
@@ -162,7 +152,7 @@ def rates(
     """
     from calibrate.decode import rate_tables
 
-    asked = numbers("candidates", candidates), numbers("lengths", lengths)
+    asked = options.numbers("candidates", candidates), options.numbers("lengths", lengths)
     made = rate_tables.of(where, *asked, cost_ratio, drafter)
     drawn = [] if figures is None else _drawn(where, *asked, drafter, figures)
     if as_json:

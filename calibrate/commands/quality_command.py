@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calibrate.commands.common_options import TEMPLATE, guarded, placed, progress
+from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
@@ -23,12 +23,7 @@ _SHOWN = (
 """Columns of the printed table, behind what was swept; those that a method has not are left out."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command("quality")(quality)
-
-
-@guarded
+@options.guarded
 def quality(
     method: Annotated[str, typer.Argument(help="bild, skipdecode or early_exit.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="File of the rows, ending in .csv or .parquet.")],
@@ -37,21 +32,21 @@ def quality(
     ] = "family",
     draft: Annotated[str | None, typer.Option(help="The small model of bild, of the same tokenizer.")] = None,
     heads: Annotated[str | None, typer.Option(help="Trained exit heads, or none. Default: those beside the target.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")] = None,
-    sweep: Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=VALUES", help="One that takes several values.")] = None,
-    prompts: Annotated[str | None, typer.Option(help="A file or a data set. Default: the family's held-out code.")] = None,
-    template: Annotated[str | None, typer.Option(help=TEMPLATE)] = None,
+    set_: options.Set = None,
+    sweep: options.Sweep = None,
+    prompts: options.HeldOut = None,
+    template: options.Template = None,
     limit: Annotated[int, typer.Option(help="Prompts, at most.")] = 20,
-    prompt_tokens: Annotated[int, typer.Option(help="Length of held-out prompts; others are cut to it, but chats.")] = 64,
+    prompt_tokens: options.PromptTokens = 64,
     tokens: Annotated[int, typer.Option(help="Of each text.")] = 48,
     seed: Annotated[int, typer.Option(help="Which prompts.")] = 0,
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
+    dtype: options.Dtype = "float32",
+    device: options.Device = None,
+    threads: options.Threads = None,
     figures: Annotated[Path | None, typer.Option(help="A folder to draw agreement into.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off; finished settings are kept.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Decode with a lossy method, and measure what of the text is the target's, how likely the target finds it, and what it cost.
 
@@ -71,12 +66,12 @@ def quality(
     from model.methods import registry
 
     work.check_lossy(method)
-    kind = registry.algorithm(method).Parameters
-    fixed, swept = {key: value[0] for key, value in given("set", set_)}, dict(given("sweep", sweep))
+    kind = registry.parameters(method)
+    fixed, swept = {key: value[0] for key, value in options.assignments("set", set_)}, dict(options.assignments("sweep", sweep))
     settings = work.settings_of(table_records.renamed(kind, fixed), table_records.renamed(kind, swept))
     table_records.refuse_unknown(kind, settings[0], "method")
     named = load_models.named({"target": model, "draft": draft}, real_decoding.roles(method, settings[0]), method)
-    opened = load_models.models(named, placed(device, threads), dtype)
+    opened = load_models.models(named, options.placed(device, threads), dtype)
     decoders = {role: each.decoder for role, each in opened.items()}
     read_by = load_models.use_heads_of(opened["target"], model, heads)
     found = log_command.prompted(prompts, template, limit, prompt_tokens, seed, opened["target"])
@@ -84,13 +79,10 @@ def quality(
         "heads": read_by, "dtype": dtype, "prompts": "held-out standard library" if prompts is None else Path(prompts).name,
         "seed": seed, "source": "measured",
     }  # fmt: skip
-    try:
-        with progress(quiet, "settings") as bar:
-            ids = [each for _, each in found]
-            table = work.measure(out, said, method, decoders, ids, tokens, settings, resume=resume, report=bar)
-    except KeyboardInterrupt:
-        print(f"interrupted; finished settings are kept beside {out.name}: the same command with --resume goes on", file=sys.stderr)
-        raise typer.Exit(130) from None
+    kept = f"finished settings are kept beside {out.name}: the same command with --resume goes on"
+    with options.progress(quiet, "settings", kept) as bar:
+        ids = [each for _, each in found]
+        table = work.measure(out, said, method, decoders, ids, tokens, settings, resume=resume, report=bar)
     drawn = []
     if figures is not None:
         import figures as drawing
@@ -103,24 +95,6 @@ def quality(
         return
     print("\n".join(_lines(table, [*swept])))
     print("\n".join(str(path) for path in (out, *drawn)))
-
-
-def given(option: str, texts: Sequence[str] | None) -> Iterator[tuple[str, list[Any]]]:
-    """Parameters from KEY=VALUE, or to be swept from KEY=VALUES with commas between."""
-    from model.base.checks import ParameterError, shown
-    from model.base.table_records import parse_value
-
-    one, seen = option == "set", set[str]()
-    examples = {"sweep": "KEY=VALUES, such as fallback_threshold=0.1,0.3", "forced": "RATE=VALUES, such as match_rate=0.3,0.7"}
-    for text in texts or ():
-        key, _, values = (part.strip() for part in text.partition("="))
-        if not key or not values:
-            form = "KEY=VALUE, such as maximum_draft=8" if one else examples[option]
-            raise ParameterError(f"--{option} must be {form}, got {shown(text)}")
-        if key in seen:
-            raise ParameterError(f"--{option} {key} is given twice; give it once")
-        seen.add(key)
-        yield key, [parse_value(each.strip()) for each in ([values] if one else values.split(","))]
 
 
 def _lines(table: pl.DataFrame, swept: Sequence[str]) -> Iterator[str]:

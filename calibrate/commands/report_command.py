@@ -11,11 +11,6 @@ import typer
 from calibrate.commands.common_options import guarded
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command("report")(report)
-
-
 @guarded
 def report(
     folder: Annotated[

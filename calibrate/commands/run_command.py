@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrate.commands.common_options import guarded, placed, progress
+from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
     from model.logs.measured_runs import MeasuredRuns
 
 
-def register(app: typer.Typer) -> None:
-    """Add this command to the command line."""
-    app.command("run")(run)
-
-
-@guarded
+@options.guarded
 def run(
     out: Annotated[Path, typer.Option("-o", "--out", help="NAME.json of the measured runs; their tables are put beside it.")],
     method: Annotated[str | None, typer.Argument(help="A method; or a whole --plan.")] = None,
@@ -37,8 +32,8 @@ def run(
     draft: Annotated[str | None, typer.Option(help="The draft model, of methods that have one.")] = None,
     medium: Annotated[str | None, typer.Option(help="The medium model of a hierarchy.")] = None,
     heads: Annotated[str | None, typer.Option(help="Trained exit heads of the target, or none. Default: those beside it.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the method.")] = None,
-    sweep: Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=VALUES", help="One that takes several values.")] = None,
+    set_: options.Set = None,
+    sweep: options.Sweep = None,
     forced: Annotated[
         list[str] | None,
         typer.Option("--forced", metavar="RATE=VALUES", help="Outcomes by a rate: match_rate=0.3,0.7; none: by nothing."),
@@ -54,18 +49,18 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Of prompts, order and forced outcomes. Default: 0.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, float64, bfloat16 or float16.")] = None,
     mode: Annotated[str | None, typer.Option(help="Passes kernel by kernel, eager, or as one cuda-graph. Default: eager.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda, cuda:1 or cpu. Default: a GPU where there is one.")] = None,
+    device: options.Device = None,
     gpus: Annotated[
         str | None, typer.Option(help="GPUs of processes, one a unit: cuda:0,cuda:1. Default: each its own, from --device on.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Of torch, on cpu.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was broken off.")] = False,
+    threads: options.Threads = None,
+    resume: options.Resume = False,
     methods: Annotated[
         list[str] | None,
         typer.Option("--methods", metavar="MODULE", help="A method from outside, by its dotted path: the plan may name it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of a table.")] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Decode for real, each choice in every repeat once, in an order left to chance, and write the times down.
 
@@ -97,14 +92,11 @@ def run(
     else:
         written = run_plan.of({"run": changed, "method": [_table(str(method), set_, sweep, forced, apart)]})
     warnings: list[str] = []
-    try:
-        with progress(quiet, "runs") as bar:
-            found = measured(
-                written, out, placed(device, threads), gpus=_listed(gpus), resume=resume, report=bar, warn=warnings.append
-            )
-    except KeyboardInterrupt:
-        print(f"interrupted; what was timed is kept beside {out.name}: the same command with --resume goes on", file=sys.stderr)
-        raise typer.Exit(130) from None
+    kept = f"what was timed is kept beside {out.name}: the same command with --resume goes on"
+    with options.progress(quiet, "runs", kept) as bar:
+        found = measured(
+            written, out, options.placed(device, threads), gpus=_listed(gpus), resume=resume, report=bar, warn=warnings.append
+        )
     if as_json:
         said = {"runs": _rows(found), "file": str(out), "warnings": [*found.warnings, *warnings], "about": dict(found.about)}
         print(strict_json.dumps(said, indent=2))
@@ -118,12 +110,10 @@ def run(
 def _table(
     method: str, set_: Sequence[str] | None, sweep: Sequence[str] | None, forced: Sequence[str] | None, apart: str | None
 ) -> dict[str, Any]:
-    from calibrate.commands.quality_command import given
-
-    own = {key: value[0] for key, value in given("set", set_)}
+    own = {key: value[0] for key, value in options.assignments("set", set_)}
     found: dict[str, Any] = {"name": method, **own} | ({} if apart is None else {"apart": apart})
-    rates = {"forced": {} if forced == ["none"] else dict(given("forced", forced))} if forced else {}
-    return found | {"sweep": dict(given("sweep", sweep))} | rates
+    rates = {"forced": {} if forced == ["none"] else dict(options.assignments("forced", forced))} if forced else {}
+    return found | {"sweep": dict(options.assignments("sweep", sweep))} | rates
 
 
 def _listed(gpus: str | None) -> list[str]:

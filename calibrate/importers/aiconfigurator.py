@@ -24,7 +24,7 @@ import numpy as np
 from calibrate.importers import imported_tables
 from calibrate.importers.imported_tables import ImportedTable
 from model.base.checks import ParameterError
-from model.hardware import composed_layers, devices, physical_limits, profile
+from model.hardware import composed_layers, devices, physical_limits
 from model.hardware.profile import Profile, Source
 
 if TYPE_CHECKING:
@@ -84,13 +84,9 @@ def read(
         own, found, said = _reductions(reduced, root, unit)
         rows, notes = rows + found, notes + said
         sources.append(imported_tables.source(own, root, REPOSITORY, LICENCE, commit, ("all_reduce",)))
-    made = Profile(
-        name=name or f"{device.name}-operations", device=device.name, model="", dtype=imported_tables.DTYPE,
-        engine=f"{chosen} (collected by AIConfigurator)",
-        mode="cuda-graph", kind="operations", provenance="measured", date="", bandwidth=device.bandwidth,
-        rate=device.rate(imported_tables.DTYPE), cache_bytes=device.cache_bytes, table=profile.table_of(rows),
-        sources=tuple(sources),
-        notes=tuple(notes), facts=facts,
+    made = imported_tables.profile_of(
+        device, rows, sources, notes, name=name or f"{device.name}-operations", model="", facts=facts,
+        engine=f"{chosen} (collected by AIConfigurator)", mode="cuda-graph", kind="operations",
     )  # fmt: skip
     return composed_layers.with_errors(made)
 
@@ -222,8 +218,4 @@ def _reductions(path: Path, root: Path, unit: str) -> tuple[ImportedTable, list[
     table, notes = _timed(whole, kind)
     gpus, size = table.whole("num_gpus", least=2), table.whole("message_size", least=1) * imported_tables.BYTES_EACH
     seconds = table.seconds("latency", unit)
-    rows: list[dict[str, Any]] = []
-    for many in np.unique(gpus):
-        kept = gpus == many
-        rows += imported_tables.rows("all_reduce", {"size": size[kept]}, {"time_s": seconds[kept]}, ways=int(many))
-    return table, rows, notes
+    return table, imported_tables.rows("all_reduce", {"ways": gpus, "size": size}, {"time_s": seconds}), notes

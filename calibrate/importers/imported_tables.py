@@ -9,19 +9,19 @@ import difflib
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model.architectures.transformer import Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.hardware import physical_limits
 from model.hardware.devices import Device
 from model.hardware.interpolation import Floats, Surface
-from model.hardware.profile import AXES, Source
+from model.hardware.profile import AXES, Profile, Source, table_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -221,13 +221,18 @@ def _refuse_faster(
     raise table.refuse(where, column, f"{message}; check the unit and the device, or leave this file out")
 
 
+def products(shape: Shape) -> tuple[tuple[int, int], ...]:
+    """Inputs and outputs of the products of a layer but for attention to an encoder: into attention, out of it, up and down."""
+    return (*shape.matrices[:2], *shape.matrices[-2:])
+
+
 def check_total(table: ImportedTable, column: str, total: Floats) -> None:
     """Refuse a pass that took no time at all."""
     if (total <= 0).any():
         raise table.refuse(int(np.argmax(total <= 0)), column, "the pass takes no time in total; it must take some")
 
 
-def merged(keys: Mapping[str, Floats], values: Mapping[str, Floats]) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
+def merged(keys: Mapping[str, Floats | int], values: Mapping[str, Floats]) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
     """One row for each point: the median of its repeats, column by column; and how many there were."""
     import polars as pl
 
@@ -237,14 +242,24 @@ def merged(keys: Mapping[str, Floats], values: Mapping[str, Floats]) -> tuple[di
     return points, times, frame["repeats"].to_numpy()
 
 
-def rows(part: str, keys: Mapping[str, Floats], values: Mapping[str, Floats], **same: int) -> list[dict[str, Any]]:
+def rows(part: str, keys: Mapping[str, Floats | int], values: Mapping[str, Floats]) -> list[dict[str, Any]]:
     """Rows of a profile: one for each point, repeats merged."""
     points, times, repeats = merged(keys, values)
-    columns: dict[str, Iterable[Any]] = {"part": repeat(part), "repeats": repeats.tolist()}
-    columns |= {name: repeat(value) for name, value in same.items()}
-    columns |= {name: column.astype(np.int64).tolist() for name, column in points.items()}
-    columns |= {name: column.astype(np.float64).tolist() for name, column in times.items()}
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
+    columns = {name: column.astype(np.int64) for name, column in points.items()}
+    columns |= {name: column.astype(np.float64) for name, column in times.items()}
+    found = {"repeats": repeats.tolist()} | {name: column.tolist() for name, column in columns.items()}
+    return [{"part": part, **dict(zip(found, row, strict=True))} for row in zip(*found.values(), strict=True)]
+
+
+def profile_of(
+    device: Device, rows: list[dict[str, Any]], sources: Iterable[Source], notes: Iterable[str], **said: Any
+) -> Profile:
+    """A profile of measured rows on a device; `said` is what else it has."""
+    known: dict[str, Any] = {"dtype": DTYPE, "provenance": "measured", "date": "", "device": device.name} | said
+    return Profile(
+        bandwidth=device.bandwidth, rate=device.rate(DTYPE), cache_bytes=device.cache_bytes, table=table_of(rows),
+        sources=tuple(sources), notes=tuple(notes), **known,
+    )  # fmt: skip
 
 
 def dips(rows: list[dict[str, Any]], part: str, axis: str) -> list[str]:

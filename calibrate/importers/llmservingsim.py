@@ -24,7 +24,7 @@ from model.architectures import transformer
 from model.architectures.transformer import Shape
 from model.base import bounded_files
 from model.base.checks import ParameterError
-from model.hardware import devices, profile
+from model.hardware import devices
 from model.hardware.interpolation import Floats
 from model.hardware.physical_limits import LAUNCHES
 from model.hardware.profile import Profile
@@ -32,6 +32,8 @@ from model.hardware.profile import Profile
 REPOSITORY, LICENCE = "casys-kaist/LLMServingSim", "MIT"
 LAYER = {"layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1, "gate_up_proj": 1, "act_fn": 1, "down_proj": 1}
 """How often each operation runs in a layer."""
+PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+"""Those that multiply weights, in the order of `imported_tables.products`."""
 PASS = ("embedding", "final_layernorm")
 HEAD = ("lm_head", "sampler")
 
@@ -58,8 +60,7 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
     ways = int(split[1]) if split else 1
     if ways < 1 or shape.heads % ways:
         raise ParameterError(f"ways must divide heads={shape.heads}, got {ways} by the name of the folder {root.name}")
-    dense, found, final, notes = _dense(root, shape, device, ways)
-    rows = found
+    dense, rows, final, notes = _dense(root, shape, device, ways)
     sequence, found, said = _per_sequence(root, shape, device, ways, final)
     rows, notes = rows + found, notes + said
     attention, found, said = _attention(root, shape, device, ways)
@@ -71,13 +72,10 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
     }
     sources = tuple(imported_tables.source(table, root, REPOSITORY, LICENCE, commit, parts) for table, parts in given.values())
     facts = _facts(root.parent / "meta.yaml", device)
-    return Profile(
-        name=name or f"{device.name}-{model}", device=device.name, model=model, dtype=imported_tables.DTYPE,
+    return imported_tables.profile_of(
+        device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=asdict(shape),
         engine=f"vLLM {facts.get('vllm_version', '')}".strip() + " (profiled by LLMServingSim)", mode="kernel-only", kind="model",
-        provenance="measured", date=facts.get("profiled_at", "")[:10], bandwidth=device.bandwidth,
-        rate=device.rate(imported_tables.DTYPE),
-        cache_bytes=device.cache_bytes, table=profile.table_of(rows), sources=sources, shape=asdict(shape), notes=tuple(notes),
-        errors=imported_tables.errors(rows), facts=facts,
+        date=facts.get("profiled_at", "")[:10], errors=imported_tables.errors(rows), facts=facts,
     )  # fmt: skip
 
 
@@ -128,22 +126,17 @@ def _dense(
     """Rows of the parts dense and embedding, and the final norm by tokens."""
     table = imported_tables.read(root / "dense.csv", ["layer", "tokens"], root=root)
     each = _by_name(table, (*LAYER, *PASS), "tokens")
-    inner, kept = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    weights = {
-        "qkv_proj": shape.hidden * (inner + 2 * kept), "o_proj": shape.hidden * inner,
-        "gate_up_proj": shape.hidden * shape.ffn * (2 if shape.gated else 1), "down_proj": shape.hidden * shape.ffn,
-    }  # fmt: skip
     column, unit = imported_tables.time_column(table, "time")
-    for operation, size in weights.items():
-        chosen = table.where(table.frame["layer"] == operation)
-        moved, work = np.full(chosen.height, size / ways), 2 * size / ways * chosen.column("tokens")
+    for operation, (inputs, outputs) in zip(PRODUCTS, imported_tables.products(shape), strict=True):
+        chosen, size = table.where(table.frame["layer"] == operation), inputs * outputs / ways
+        moved, work = np.full(chosen.height, size), 2 * size * chosen.column("tokens")
         imported_tables.check_reached(
             chosen, column, chosen.seconds(column, unit), device, moved=moved * imported_tables.BYTES_EACH, operations=work
         )
     tokens = each["layernorm"][0]
     total: Floats = np.sum([times * each[name][1] for name, times in LAYER.items()], axis=0)
-    rows = imported_tables.rows("dense", {"tokens": tokens}, {"time_s": total}, ways=ways)
-    rows += imported_tables.rows("embedding", {"tokens": tokens}, {"time_s": each["embedding"][1]}, ways=ways)
+    rows = imported_tables.rows("dense", {"tokens": tokens, "ways": ways}, {"time_s": total})
+    rows += imported_tables.rows("embedding", {"tokens": tokens, "ways": ways}, {"time_s": each["embedding"][1]})
     notes = ["dense: sum of a layer's operations, its norm twice", *imported_tables.dips(rows, "dense", "tokens")]
     return table, rows, each["final_layernorm"], notes
 
@@ -161,8 +154,8 @@ def _per_sequence(
     imported_tables.check_reached(heads, column, heads.seconds(column, unit), device, moved=moved, operations=work)
     positions, times = each["lm_head"]
     normed = times + np.interp(positions, *final)
-    rows = imported_tables.rows("head", {"positions": positions}, {"time_s": normed}, ways=ways)
-    rows += imported_tables.rows("step", {"batch": each["sampler"][0]}, {"time_s": each["sampler"][1]}, ways=ways)
+    rows = imported_tables.rows("head", {"positions": positions, "ways": ways}, {"time_s": normed})
+    rows += imported_tables.rows("step", {"batch": each["sampler"][0], "ways": ways}, {"time_s": each["sampler"][1]})
     return table, rows, ["head: lm_head and the final norm", "step: the sampler alone; launching and preparing were not measured"]
 
 
@@ -186,5 +179,5 @@ def _attention(
     moved = 2 * batch * (context + width) * each * imported_tables.BYTES_EACH
     work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
     imported_tables.check_reached(alone, column, times, device, moved=moved, operations=work, launches=LAUNCHES["attention"])
-    rows = imported_tables.rows("attention", {"width": width, "context": context, "batch": batch}, {"time_s": times}, ways=ways)
+    rows = imported_tables.rows("attention", {"ways": ways, "width": width, "context": context, "batch": batch}, {"time_s": times})
     return table, rows, [f"attention: {mixed.sum()} passes that mix a prompt and new tokens left out"]

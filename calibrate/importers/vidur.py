@@ -25,7 +25,7 @@ from calibrate.importers.imported_tables import ImportedTable
 from model.architectures import transformer
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
-from model.hardware import devices, profile
+from model.hardware import devices
 from model.hardware.interpolation import Floats
 from model.hardware.physical_limits import LAUNCHES
 from model.hardware.profile import Profile, Source
@@ -36,6 +36,8 @@ LAYER = (
     "mlp_down_proj", "add",
 )  # fmt: skip
 """The operations of a layer, each counted once."""
+PRODUCTS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
+"""Those that multiply weights, in the order of `imported_tables.products`."""
 SECOND_NORM = "post_attention_layernorm"
 """Models whose attention and feed-forward layers run side by side have no second norm."""
 STEP = ("schedule", "prepare_inputs_e2e", "sampler_launch", "process_model_outputs")
@@ -97,13 +99,9 @@ def read(
         found, read_, said = links(network, unit=unit)
         rows, notes = rows + found, notes + said
         sources += [_source(table, Path(network), commit, (part,)) for part, table in read_.items()]
-    return Profile(
-        name=name or f"{device.name}-{model}", device=device.name, model=model, dtype=imported_tables.DTYPE,
-        engine="Sarathi (profiled by Vidur)", mode="kernel-only", kind="model", provenance="measured", date="",
-        bandwidth=device.bandwidth,
-        rate=device.rate(imported_tables.DTYPE), cache_bytes=device.cache_bytes, table=profile.table_of(rows),
-        sources=tuple(sources),
-        shape=asdict(shape), notes=tuple(notes), errors=imported_tables.errors(rows),
+    return imported_tables.profile_of(
+        device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=asdict(shape),
+        engine="Sarathi (profiled by Vidur)", mode="kernel-only", kind="model", errors=imported_tables.errors(rows),
     )  # fmt: skip
 
 
@@ -133,27 +131,17 @@ def _layer(
     """Rows of the parts dense and embedding."""
     _check_model(table, shape, {"n_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden", "n_expanded_embd": "ffn"})
     tokens, ways = table.whole("num_tokens", least=1), table.whole("num_tensor_parallel_workers", least=1)
-    inner, kept = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    weights = {
-        "attn_pre_proj": shape.hidden * (inner + 2 * kept), "attn_post_proj": shape.hidden * inner,
-        "mlp_up_proj": shape.hidden * shape.ffn * (2 if shape.gated else 1), "mlp_down_proj": shape.hidden * shape.ffn,
-    }  # fmt: skip
-    for operation, size in weights.items():
+    for operation, (inputs, outputs) in zip(PRODUCTS, imported_tables.products(shape), strict=True):
         column = f"time_stats.{operation}.median"
-        each = size / ways
+        each = inputs * outputs / ways
         moved, work = each * imported_tables.BYTES_EACH, 2 * each * tokens
         imported_tables.check_reached(
             table, column, table.seconds(column, unit), device, moved=moved, operations=work, rounding=ROUNDING
         )
     dense, embedding = _times(table, layer, unit), _times(table, ["emb"], unit)
     imported_tables.check_total(table, "time_stats.*.median", dense["time_s"])
-    rows: list[dict[str, Any]] = []
-    for part, times in (("dense", dense), ("embedding", embedding)):
-        for many in np.unique(ways):
-            chosen = ways == many
-            rows += imported_tables.rows(
-                part, {"tokens": tokens[chosen]}, {key: each[chosen] for key, each in times.items()}, ways=int(many)
-            )
+    points = {"ways": ways, "tokens": tokens}
+    rows = imported_tables.rows("dense", points, dense) + imported_tables.rows("embedding", points, embedding)
     notes = [
         "dense: sum of the medians of a layer's operations, as Vidur sums them: of its two sums one, the other runs untimed; low "
         "and high are quartiles that go with sums of deviations",
@@ -214,10 +202,9 @@ def _attention(
         times = _times(table, [*around, operation], unit)
         imported_tables.check_total(table, column, times["time_s"])
         single = batch == 1 if wide else np.ones(table.height, dtype=bool)
-        for many in np.unique(ways):
-            kept = single & (ways == many)
-            keys = {"width": width[kept], "context": context[kept], "batch": batch[kept]}
-            rows += imported_tables.rows("attention", keys, {key: values[kept] for key, values in times.items()}, ways=int(many))
+        keys = {"ways": ways, "width": width, "context": context, "batch": batch}
+        kept = ({name: values[single] for name, values in each.items()} for each in (keys, times))
+        rows += imported_tables.rows("attention", *kept)
     notes = [f"attention: with {', '.join(around)}; passes of several tokens are prompt passes of one text"]
     if "attn_kv_cache_save" in around:
         notes.append("attention: saving keys and values of many tokens of one text grows with them; it was measured so")
@@ -240,10 +227,7 @@ def _step(
     total = np.sum([table.seconds(column, unit) for column in columns], axis=0)
     imported_tables.check_total(table, columns[0], total)
     batch, ways = table.whole("batch_size", least=1), table.whole("tensor_parallel_degree", least=1)
-    rows: list[dict[str, Any]] = []
-    for many in np.unique(ways):
-        kept = ways == many
-        rows += imported_tables.rows("step", {"batch": batch[kept]}, {"time_s": total[kept]}, ways=int(many))
+    rows = imported_tables.rows("step", {"ways": ways, "batch": batch}, {"time_s": total})
     listed = ", ".join(STEP)
     return rows, table, [f"step: {listed}, medians, on Vidur's host; smaller batches than {batch.min():g} take what that one takes"]
 
@@ -268,10 +252,8 @@ def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]]
         for many in np.unique(workers):
             kept = (workers == many) & (together == many)
             # A transfer is between two devices, however many share a layer: it has no ways.
-            ways = 1 if part == "send" else int(many)
-            rows += imported_tables.rows(
-                part, {"size": sizes[kept]}, {key: values[kept] for key, values in times.items()}, ways=ways
-            )
+            keys = {"size": sizes[kept], "ways": 1 if part == "send" else int(many)}
+            rows += imported_tables.rows(part, keys, {key: values[kept] for key, values in times.items()})
         found[part] = whole
     if not rows:
         raise ParameterError(

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from calibrate.devices.device_failures import failure_of
 from calibrate.timing import process_times, profile_from_timings, read_times
 from calibrate.timing.single_pass import Effort, Point, measure
-from calibrate.timing.timing_grid import TimingGrid, go_over, release, told
+from calibrate.timing.timing_grid import TimingGrid, go_over, release
 from calibrate.untested_on_gpu.cuda_graphs import WIDEST, Graphs
 from model.base import checks
 from model.base.checks import ParameterError
@@ -197,11 +198,11 @@ class Sitting:
         try:
             return measure(begun.built, point, self.effort, time.monotonic() + LONGEST)
         except (RuntimeError, MemoryError) as error:
-            reason, lost = told(error)
-            if lost or not reason.startswith("out of memory"):
+            failure = failure_of(error)
+            if not failure.memory:
                 raise
         release(begun.built.device)
-        return {"kind": "failed", **asdict(point), "error": reason}
+        return {"kind": "failed", **asdict(point), "error": failure.line}
 
     def end(self) -> None:
         """Write the profiles of what there is. One that is refused does not end the runs, which may not be had again."""

@@ -33,6 +33,7 @@ from model.logs.measured_runs import MeasuredRuns
 from model.logs.read_log import DecisionLog, plain
 from model.logs.spans import KEPT
 from model.methods import registry
+from model.methods.method_parameters import MethodParameters
 
 if TYPE_CHECKING:
     from calibrate.untested_on_gpu.over_streams import Lanes
@@ -131,8 +132,7 @@ def check(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> None:
         real_decoding.check_room(own, parameters, len(each.prompt), plan.tokens)
         if each.rates is not None:
             forced_outcomes.check(each.method, parameters, each.rates)
-        if hasattr(parameters, "check_tokens"):
-            parameters.check_tokens(plan.tokens)
+        parameters.check_tokens(plan.tokens)
         if each.units > 1 and cuda_graphs.mode_of(models["target"]) != measured_runs.MODES[0]:
             raise ParameterError(
                 f"mode must be {measured_runs.MODES[0]} for runs over {each.apart}, got {cuda_graphs.mode_of(models['target'])}"
@@ -150,7 +150,7 @@ def _of(each: Wanted, models: Mapping[str, Decoder], tokens: int) -> dict[str, D
     return {role: models[role] for role in real_decoding.roles(each.method, settings) if role in models}
 
 
-def _parameters(each: Wanted, own: Mapping[str, Decoder], tokens: int) -> Any:
+def _parameters(each: Wanted, own: Mapping[str, Decoder], tokens: int) -> MethodParameters:
     settings = real_decoding.scheduled(each.method, each.settings, len(each.prompt), tokens)
     return real_decoding.parameters_of(each.method, own, settings, batches=each.rates is not None)
 
@@ -440,7 +440,7 @@ def by_graphs(
     """The models with their passes as graphs, with room for all that is wanted, and for so many rows of so many texts at least."""
     room = max(room, *[len(each.prompt) + tokens for each in wanted])
     for each in wanted:
-        texts = max(texts, getattr(_parameters(each, _of(each, models, tokens), tokens), "texts", 1))
+        texts = max(texts, _parameters(each, _of(each, models, tokens), tokens).decoded_sequences)
     return {role: cuda_graphs.Graphs(each, cuda_graphs.rounded(room), texts) for role, each in models.items()}
 
 
@@ -452,7 +452,7 @@ def choices(method: str, settings: Mapping[str, Any], swept: Mapping[str, Sequen
     from calibrate.decode.output_quality import settings_of
     from model.base import table_records
 
-    kind = registry.algorithm(method).Parameters
+    kind = registry.parameters(method)
     found = settings_of(table_records.renamed(kind, settings), table_records.renamed(kind, swept))
     table_records.refuse_unknown(kind, found[0], "method")
     return found

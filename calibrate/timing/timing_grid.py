@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from calibrate.devices.device_failures import failure_of
 from calibrate.timing.single_pass import MODES, Effort, Point, measure
 from model.base import bounded_files, checks, strict_json, typed_values
 from model.base.checks import ParameterError
@@ -198,9 +199,9 @@ def go_over(
             except ParameterError as error:
                 failed.append((point, str(error)))
             except (RuntimeError, MemoryError) as error:
-                reason, is_lost = told(error)
-                failed.append((point, reason))
-                lost = f"the device was lost before it: {reason}" if is_lost else ""
+                failure = failure_of(error)
+                failed.append((point, failure.line))
+                lost = f"the device was lost before it: {failure.line}" if failure.lost else ""
                 release(model.device)
             else:
                 rows.add(row)
@@ -250,17 +251,6 @@ class _Crowd:
             self._end()  # whatever state they are in, the next point gets new ones
             raise
         return row | {"companion_passes": passes}
-
-
-def told(error: BaseException) -> tuple[str, bool]:
-    """An error in a line, and whether the device is gone with it."""
-    import torch
-
-    line = (str(error).splitlines() or [""])[0][:200]
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in line:
-        return f"out of memory: {line}", False
-    lost = isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in line
-    return f"{type(error).__name__}: {line}", lost
 
 
 def release(device: str) -> None:

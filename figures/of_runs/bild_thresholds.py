@@ -9,7 +9,6 @@ itself, where the paper has BLEU and ROUGE-L. Tokens are taken as independent, a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -21,15 +20,10 @@ from numpy.typing import NDArray
 
 from figures.common.style import COLOURS, GREY, INK, LINES, MARKERS, NAMES, VIEWS, Look, canvas, demand, house, looks
 from model.base import checks
-from model.costs.width_curve import CurveLike
-from model.methods.bild import theory as bild
-from model.methods.bild.threshold_decisions import Decisions
 
 Floats = NDArray[np.float64]
 
 BOTH, NO_ROLLBACK, NO_FALLBACK, LARGE, SMALL = "both policies", "no rollback", "no fallback", "large model", "small model"
-WINDOWS = tuple(range(3, 11))
-"""Lengths after which the small model hands over where nothing else makes it: Section 4.3 of [Kim2023]."""
 MOST_RECORDS, MOST_CURVES = 3, 8
 _LOOKS = {
     BOTH: Look(COLOURS[0], MARKERS[0], LINES[0]), NO_ROLLBACK: Look(COLOURS[1], MARKERS[1], LINES[1]),
@@ -51,60 +45,8 @@ _ALONE = {LARGE: ("X", 10.0), SMALL: ("P", 9.0)}
 # --- Points -----------------------------------------------------------------------------------------------------------
 
 
-def points(
-    record: Decisions,
-    fallback_thresholds: Sequence[float],
-    rollback_thresholds: Sequence[float],
-    *,
-    cost_ratio: float,
-    cost_source: str,
-    maximum_draft: int = 10,
-    variant: str = "paper",
-    windows: Sequence[int] = WINDOWS,
-    verify_cost: CurveLike | None = None,
-    name: str = "record",
-) -> pl.DataFrame:
-    """A row for each choice: its rates, time per token over that of the large model alone, and agreement with it.
-
-    Policies: both, every pair of thresholds; no rollback, every fallback threshold; no fallback, every length of a window and
-    rollback threshold; and the two models alone. `cost_ratio` is a pass of the small model over one of the large, `cost_source`
-    where that is from (measured, published or assumed).
-
-    >>> record = Decisions([0.9, 0.4, 0.8, 0.7], [0.1, 3.0, 2.5, 0.2], [True, False, False, True], "assumed: by hand")
-    >>> rows = points(record, [0.5], [2.0], cost_ratio=0.25, cost_source="assumed", windows=[4])
-    >>> rows.select("policy", "fallback_rate", pl.col("rollback_rate", "latency", "agreement").round(3)).rows()[:3]
-    [('both policies', 0.25, 0.333, 0.972, 1.0), ('no rollback', 0.25, 0.0, 0.507, 0.754), ('no fallback', 0.0, 0.5, 1.032, 1.0)]
-    """
-    low = checks.array("fallback_thresholds", fallback_thresholds, 0)
-    high = checks.array("rollback_thresholds", rollback_thresholds, 0)
-    lengths = checks.whole_array("windows", windows, 1).astype(int)
-    checks.whole("maximum_draft", maximum_draft, 1)
-    checks.number("cost_ratio", cost_ratio, 0)
-    never = float(record.distance.max())  # nothing is taken back where the distance is not above it
-    choices = [(BOTH, x, y, maximum_draft) for y in high.tolist() for x in low.tolist()]
-    choices += [(NO_ROLLBACK, x, never, maximum_draft) for x in low.tolist()]
-    choices += [(NO_FALLBACK, 0.0, y, length) for y in high.tolist() for length in lengths.tolist()]
-    rows: list[dict[str, Any]] = []
-    for policy, fallback, rollback, most in choices:
-        found = record.rates(fallback, rollback, variant=variant)
-        falls, back = float(found.fallback_rate), float(np.nan_to_num(found.rollback_rate))  # of nothing written none is taken back
-        speed = bild.speedup(falls, back, most, cost_ratio, variant=variant, verify_cost=verify_cost)
-        rows.append(
-            {
-                "policy": policy, "fallback_threshold": None if policy == NO_FALLBACK else fallback,
-                "rollback_threshold": None if policy == NO_ROLLBACK else rollback, "maximum_draft": most, "fallback_rate": falls,
-                "rollback_rate": back, "latency": 1 / float(speed),
-                "agreement": float(bild.agreement(record, fallback, rollback, most, variant=variant)),
-            }
-        )  # fmt: skip
-    rows.append({"policy": LARGE, "latency": 1.0, "agreement": 1.0})
-    rows.append({"policy": SMALL, "latency": float(cost_ratio), "agreement": float(record.agrees.mean())})
-    shared = {"name": name, "source": record.source, "cost_source": cost_source, "variant": variant}
-    return pl.DataFrame([{**shared, "cost_ratio": float(cost_ratio), **row} for row in rows], infer_schema_length=None)
-
-
 def of_run(rows: pl.DataFrame, cost_source: str = "as [cost] says") -> pl.DataFrame:
-    """The points of a run whose outcomes are thresholds on a record, as `points` has them; `rows` is its table of results.
+    """The points of a run whose outcomes are thresholds on a record; `rows` is its table of results.
 
     Times are those of a text of so many tokens, by the first view there is. A fallback threshold of 0 is no fallback, an infinite
     rollback threshold no rollback. What the small model alone would write, no row says. Empty where no row has both thresholds.
@@ -157,7 +99,7 @@ def frontier(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def draw(rows: pl.DataFrame) -> Figure:
-    """A row of two panels a record, of rows as `points` makes them, or `of_run`.
+    """A row of two panels a record, of rows as `of_run` makes them.
 
     Left, a curve for each rollback threshold along the fallback thresholds (Figure 9 of the paper); right, the best that both
     policies together reach, and each alone (Figure 5), and the same of both on the other records (Figure 4).

@@ -15,7 +15,6 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
 from figures.common.style import COLOURS, GREY, INK, canvas, demand, house
-from model.architectures.transformer import preset
 from model.base import checks
 from model.methods.bild import theory as bild
 from model.methods.bild.algorithm import VARIANTS
@@ -34,16 +33,6 @@ _LOOKS = {
 _NEEDED = ("variant", "fallback_rate", "rollback_rate", "maximum_draft", "cost_ratio", "operations_ratio", "memory_ratio", *PANELS)
 _HALVINGS = 60
 MOST_RATES = 8
-
-
-def weights_ratio(small: str, large: str) -> float:
-    """The weights of one decoder of `model.architectures.transformer` over those of another, without embeddings and heads.
-
-    >>> weights_ratio("t5-small", "t5-large")
-    0.0625
-    """
-    one, other = preset(small), preset(large)
-    return one.layers * one.layer_weights / (other.layers * other.layer_weights)
 
 
 def fallback_of_intensity(intensity: float, maximum_draft: int, operations_ratio: float, memory_ratio: float) -> float:

@@ -8,15 +8,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
-from numpy.typing import NDArray
 
 from figures.common.label_placement import at_right
 from figures.common.style import GREY, INK, canvas, house, looks
 from model.base import checks
 from model.costs.width_curve import PassTimes
 from model.methods.speculative.batch_break_even import batched_speedup, largest_batch
-
-Floats = NDArray[np.float64]
 
 _MOST_CURVES = 6
 

@@ -172,15 +172,6 @@ class Shape:
         """Weights of the projection onto the vocabulary, whether or not they are the embedding's."""
         return self.hidden * self.vocabulary
 
-    @property
-    def head_layers(self) -> float:
-        """That projection in layers: its weights over those of one layer; what `final_head` is if reading takes the time.
-
-        >>> {name: round(preset(name).head_layers, 3) for name in ("llama-2-13b", "opt-1.3b", "mt5-small")}
-        {'llama-2-13b': 0.517, 'opt-1.3b': 2.045, 'mt5-small': 40.708}
-        """
-        return self.head_weights / self.layer_weights
-
     # --- What closed forms of whole decodings ask for, in whole numbers ---
 
     def cache_bytes(self, layers: int | None = None, *, bytes_each: int | None = None) -> int:
@@ -199,7 +190,7 @@ class Shape:
 
         2 for each weight and position, and 4 heads head_dim for each position and each that it attends to, itself included.
         `heads` positions are projected onto the vocabulary. What it attends to of an encoder is left out, and the weights that make
-        keys and values of an encoder are taken for each position, though they are used once a text: `pass_flops` tells them apart.
+        keys and values of an encoder are taken for each position, though they are used once a text: `layer_flops` leaves them out.
 
         >>> preset("llama-2-13b").operations(1, 0) / (2 * 40 * preset("llama-2-13b").layer_weights) < 1.0001
         True
@@ -218,7 +209,7 @@ class Shape:
         """Arithmetic of one decoder layer in a pass over `width` new tokens of each of `batch` texts [operations].
 
         `context` positions are in the cache, and a new token attends to them, to those before it and to itself; of an encoder to
-        `source` positions, whose keys and values are there (`encoder_flops` makes them). Numbers or arrays that broadcast.
+        `source` positions, whose keys and values are there. Numbers or arrays that broadcast.
 
         >>> print(preset("llama-2-7b").layer_flops([1, 5], 1000) / 1e9)
         [0.42 2.11]
@@ -263,69 +254,6 @@ class Shape:
         """Rows of the embedding that so many tokens read, of their positions too where these are learned [bytes]."""
         rows = 2 if self.positions else 1
         return np.asarray(checks.whole_array("tokens", tokens, 0) * rows * self.hidden * self.bytes_each)
-
-    # --- A whole pass ---
-
-    def pass_flops(
-        self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, source: ArrayLike = 0, *, heads: ArrayLike | None = None
-    ) -> Floats:
-        """Arithmetic of a pass through all decoder layers [operations].
-
-        `heads` positions of each text are projected onto the vocabulary: all `width`, as in a verification, where left out.
-
-        >>> float(preset("llama-2-13b").pass_flops(1, 0)) / 1e9
-        25.70
-        """
-        projected = self._projected(width, batch, heads)
-        return np.asarray(self.layers * self.layer_flops(width, context, batch, source) + self.head_flops(projected))
-
-    def pass_bytes(
-        self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, source: ArrayLike = 0, *, heads: ArrayLike | None = None
-    ) -> Floats:
-        """Weights, keys and values and rows of the embedding that such a pass reads and writes [bytes].
-
-        >>> float(preset("llama-2-13b").pass_bytes(1, 0)) / 1e9
-        25.70
-        """
-        each = self.layer_weight_bytes + self.layer_kv_bytes(width, context, batch, source)
-        tokens = self._projected(width, batch, None)
-        return np.asarray(self.layers * each + self.head_bytes(self._projected(width, batch, heads)) + self.embedding_bytes(tokens))
-
-    def encoder_flops(self, source: ArrayLike, batch: ArrayLike = 1) -> Floats:
-        """Arithmetic of all that `source` positions take before the decoder begins; 0 without an encoder [operations].
-
-        The encoder's layers, in which every position attends to every other, and their keys and values in each decoder layer.
-        """
-        across, texts = self._source(source), checks.whole_array("batch", batch, 1)
-        attention = 4 * self.heads * self.head_dim * across**2
-        encoder = self.encoder_layers * (2 * across * self.encoder_layer_weights + attention)
-        return np.asarray(texts * (encoder + self.layers * 2 * across * self._crossing_weights))
-
-    def encoder_bytes(self, source: ArrayLike, batch: ArrayLike = 1) -> Floats:
-        """Weights and rows of the embedding read, keys and values written for that; 0 without an encoder [bytes]."""
-        across, texts = self._source(source), checks.whole_array("batch", batch, 1)
-        weights = (self.encoder_layers * self.encoder_layer_weights + self.layers * self._crossing_weights) * self.bytes_each
-        rows = texts * across
-        return np.asarray((rows > 0) * weights + rows * self.cache_bytes() + self.embedding_bytes(rows))
-
-    def prompt_flops(self, tokens: ArrayLike, batch: ArrayLike = 1) -> Floats:
-        """Arithmetic from a prompt of so many tokens to the first token of the output [operations].
-
-        Of a decoder one pass over the prompt, that projects its last position; else the encoder's, and a pass over the token that
-        begins a text.
-
-        >>> float(preset("llama-2-7b").prompt_flops(512)) / 1e12
-        6.70
-        """
-        if self.encoder_layers:
-            return np.asarray(self.encoder_flops(tokens, batch) + self.pass_flops(1, 0, batch, tokens))
-        return self.pass_flops(tokens, 0, batch, heads=1)
-
-    def prompt_bytes(self, tokens: ArrayLike, batch: ArrayLike = 1) -> Floats:
-        """Weights, keys and values and rows of the embedding read and written for that [bytes]."""
-        if self.encoder_layers:
-            return np.asarray(self.encoder_bytes(tokens, batch) + self.pass_bytes(1, 0, batch, tokens))
-        return self.pass_bytes(tokens, 0, batch, heads=1)
 
     def memory_bytes(self, context: ArrayLike, batch: ArrayLike = 1, source: ArrayLike = 0) -> Floats:
         """All parameters, and keys and values of so many positions of so many texts [bytes].
@@ -402,13 +330,6 @@ class Shape:
         if not self.encoder_layers and np.any(found > 0):
             raise ParameterError(f"source must be 0 without an encoder, got {found.max():g}")
         return found
-
-    def _projected(self, width: ArrayLike, batch: ArrayLike, heads: ArrayLike | None) -> Floats:
-        w, texts = checks.whole_array("width", width, 1), checks.whole_array("batch", batch, 1)
-        each = w if heads is None else checks.whole_array("heads", heads, 0)
-        if np.any(each > w):
-            raise ParameterError(f"heads must be at most width, got {checks.shown(heads)} for {checks.shown(width)}")
-        return np.asarray(each * texts)
 
     def _depth(self, layers: int | None) -> int:
         if layers is None:

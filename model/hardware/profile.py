@@ -54,7 +54,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import numpy as np
@@ -306,19 +305,10 @@ def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
     strange = sorted(used - {*schema})
     if strange:
         raise checks.unknown("column", strange[0], schema)
-    # Column by column: rows that lack some of the columns would be taken by position. Rows beside each other mostly have the same.
     usual = {"ways": 1, "busy": 0, "repeats": 1}
-    columns: dict[str, list[Any]] = {name: [] for name in schema}
-    for has, alike in groupby(rows, key=tuple):
-        together = [*alike]
-        for name, column in columns.items():
-            if name in has:
-                column += [row[name] for row in together]
-            elif name in ("low_s", "high_s"):
-                column += [row["time_s"] for row in together]
-            else:
-                column += [usual.get(name)] * len(together)
-    return pl.DataFrame(columns, schema=schema)
+    return pl.DataFrame([[row.get(name, usual.get(name)) for name in schema] for row in rows], schema, orient="row").with_columns(
+        pl.coalesce(name, "time_s") for name in ("low_s", "high_s")
+    )
 
 
 def added(table: pl.DataFrame, rows: list[dict[str, Any]]) -> pl.DataFrame:

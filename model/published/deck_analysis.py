@@ -197,6 +197,13 @@ def _hierarchical(small_rate: float, large_rate: float, medium_cost: float, read
     return tokens / (1 + DRAFT_LENGTH * cost_ratio("ende") + medium_cost * medium_passes)
 
 
+def of_run(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The report in words, where the `published_speedup` of these points are all of Table 2's; none where one is missing."""
+    found = rows()
+    printed = {row["speedup"] for row in found if row["draft_length"] is not None}
+    return sentences(found) if printed <= {point["published_speedup"] for point in points} else []
+
+
 def sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The report in words, on these rows (of `rows`) and on the beam and hierarchy tables.
 

@@ -13,6 +13,11 @@ from model.methods.ppd import theory as ppd
 DATA_SETS = ("squad", "wmt", "cnn_dm")
 
 
+def of_run(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`sentences` on those of a run's points that are the paper's."""
+    return sentences(replayed(rows))
+
+
 def replayed(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The points of a table of results that are the paper's: published rates of all its data sets, exit in the middle, no devices.
 

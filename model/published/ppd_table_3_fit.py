@@ -208,6 +208,12 @@ def rows() -> list[dict[str, Any]]:
     return found
 
 
+def of_run(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """`sentences` on those of a run's points that replay the measured times; none where none does."""
+    points = replayed(rows)
+    return sentences(points) if points else []
+
+
 def replayed(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The points of a table of results that decode what the table measured, each with its data and `latency_s` by view.
 

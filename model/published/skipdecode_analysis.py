@@ -21,6 +21,8 @@ from model.published.skipdecode_tables import LENGTHS, MEDIAN_PROMPTS
 
 COMPARED = ("half-up", "half-even")
 """The two ways to round a half that a reader would take for granted; downwards or upwards alone explain no family of rows."""
+SETTING = ("layers", "min_layers", "max_layers", "warm_up", "prompt", "sequence", "power")
+"""What Table 2 and the lengths of a data set say of a run."""
 _NAMES = {"opt-1.3b": "OPT-1.3B", "opt-6.7b": "OPT-6.7B", "e2e": "E2E", "reddit": "Reddit", "cnn_dm": "CNN/DailyMail"}
 
 
@@ -134,6 +136,12 @@ def _ends(lengths: Sequence[int]) -> tuple[int, int] | None:
     return (lengths[0], lengths[-1]) if lengths else None
 
 
+def of_run(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The report in a few words on each model and data set of which a run's points have all settings."""
+    own = [point for point in points if point["method"] == "skipdecode"]
+    return [sentence for found in replayed(own) for sentence in sentences_on(*found)]
+
+
 def replayed(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Of which data sets and models these settings are all of Table 2's: layers, min_layers, max_layers, prompt, sequence, warm_up,
     power; other settings beside them do not matter.
@@ -142,12 +150,11 @@ def replayed(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     >>> replayed([row | {"prompt": 60, "sequence": 160, "power": 1.0} for row in table])
     [('e2e', 'opt-1.3b')]
     """
-    keys = ("layers", "min_layers", "max_layers", "warm_up", "prompt", "sequence", "power")
-    given = {tuple(each[key] for key in keys) for each in settings}
+    given = {tuple(each[key] for key in SETTING) for each in settings}
     found = []
     for model, table in _by_model().items():
         for data_set, (prompt, sequence) in LENGTHS.items():
-            wanted = {(*(row[key] for key in keys[:4]), prompt, sequence, 1.0) for row in table}
+            wanted = {(*(row[key] for key in SETTING[:4]), prompt, sequence, 1.0) for row in table}
             if wanted <= given:
                 found.append((data_set, model))
     return found

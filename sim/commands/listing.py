@@ -15,9 +15,11 @@ from model.costs.layer_times import RATIOS, UnitCost
 from model.hardware import devices, profile_files
 from model.hardware.devices import DEVICES, Device
 from model.hardware.profile import Profile
-from model.methods import batching, registry
-from sim.scenarios import cases, match_outcomes, scenario_file
+from model.methods import method_parameters, registry
+from model.outcomes.outcome_kinds import kind_of
+from sim.scenarios import cases, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
+from sim.scenarios.outcomes_section import LAWS
 
 LISTS = ("costs", "devices", "methods", "outcomes", "profiles", "published", "scenarios", "shapes")
 
@@ -140,19 +142,15 @@ def _method(name: str) -> str:
     module = registry.algorithm(name)
     kind = module.Parameters
     parts = [inspect.getdoc(module) or "", f'[[method]]\nname = "{name}"\n\n{inspect.getdoc(kind)}\n\n{_fields(kind)}']
-    laws = {
-        outcome: f"{match_outcomes.RATES[outcome]}; kinds {', '.join(sorted(cases.LAWS[outcome]))}" for outcome in kind.OUTCOMES
-    }
-    perhaps = ", where its parameters ask for it" if hasattr(kind, "asked") else ""
+    laws = {outcome: f"{kind_of(outcome).rate}; kinds {', '.join(sorted(LAWS[outcome]))}" for outcome in kind.OUTCOMES}
+    perhaps = ", where its parameters ask for it" if "outcomes_for" in vars(kind) else ""
     asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
     parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: it asks for none")
-    ways = getattr(kind, "BATCHINGS", ())
-    if ways:
-        parts.append("batching of several sequences\n" + _rows({way: batching.SAID[way] for way in ways}))
-    required = [RATIOS[role] for role in registry.roles(kind, {})]
-    looked_at, given = registry.costs(kind, {}), {*_given(cases.Cost), *_given(HardwareCost)}
+    parts.append("batching of several sequences\n" + _rows({way: method_parameters.SAID[way] for way in kind.BATCHINGS}))
+    required = [RATIOS[role] for role in kind.roles_for({})]
+    looked_at, given = kind.all_costs_for({}), {*_given(cases.Cost), *_given(HardwareCost)}
     also = sorted({f"{key}_s" if key not in given else key for key in looked_at} - {*required})
-    sometimes = sorted({*getattr(kind, "COSTS", ())} - looked_at)
+    sometimes = sorted({*kind.COSTS} - looked_at)
     every = [key for key in _given(cases.Cost) if key not in cases.gated()]
     unless = ", but with an exit_layer, which makes that model part of the large one" if "exit_layer" in _given(kind) else ""
     costs = [f"{key}  required{unless}" for key in required]
@@ -169,7 +167,7 @@ def _method(name: str) -> str:
 
 
 def _laws() -> dict[str, Any]:
-    return {f"{name}: {kind}": law for name, kinds in cases.LAWS.items() for kind, law in kinds.items()}
+    return {f"{name}: {kind}": law for name, kinds in LAWS.items() for kind, law in kinds.items()}
 
 
 def _fields(kind: Any) -> str:

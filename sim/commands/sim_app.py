@@ -56,24 +56,11 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def inner(*args: Any, **kwargs: Any) -> None:
-        from model.base import user_warnings
-        from model.base.checks import ParameterError
+        from model.base import user_errors, user_warnings
         from model.methods.registry import allowing
 
-        try:
-            with user_warnings.in_words(), allowing(kwargs.get("methods") or ()):
-                command(*args, **kwargs)
-        except ParameterError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(2) from None
-        except BrokenPipeError:
-            # Whoever read our output has had enough of it.
-            sys.stderr.close()
-            raise typer.Exit(0) from None
-        except OSError as error:  # a name that is too long, a folder that may not be read, a disk that is full
-            where = f" ({str(error.filename)[:200]})" if error.filename is not None else ""
-            print(f"error: {error.strerror or error}{where}", file=sys.stderr)
-            raise typer.Exit(2) from None
+        with user_errors.in_one_line(), user_warnings.in_words(), allowing(kwargs.get("methods") or ()):
+            command(*args, **kwargs)
 
     return inner
 

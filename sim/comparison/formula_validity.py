@@ -26,6 +26,7 @@ from model.logs.measured_runs import MeasuredRuns
 from model.logs.replay import told
 from model.logs.spans import Span, of_main
 from model.logs.spans import beside as at_once
+from model.methods import registry
 from model.methods.bild import theory as bild
 from model.methods.bild.algorithm import UNSURE
 from model.methods.ppd import theory as ppd
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 COLUMNS = ("claim", "series", "x", "formula", "simulated", "measured", "noise", "x_name", "y_name", "about")
 """Of what claim; which line of it; where; and the three values, with the noise of the measured one relative to it [-]."""
 _SPEED, _TIME = "speed-up over plain decoding", "time over plain decoding"  # of a token behind the first commit
-_PLAIN = "autoregressive"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def limits(runs: MeasuredRuns, table: pl.DataFrame, profiles: Mapping[str, Profi
     cost = PassCost({role: ProfileCosts(each) for role, each in profiles.items()})
     timed = [Compared(runs.timed[row["decoding"]].decoding, row) for row in table.iter_rows(named=True)]
     timed = [each for each in timed if len(each.decoding.commits) > 1 and each.tokens > 0]
-    plain = [each for each in timed if each.decoding.method == _PLAIN]
+    plain = [each for each in timed if each.decoding.method == registry.PLAIN]
     claims: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
         "verify": _verify, "ppd": _ppd, "skipdecode": _skipdecode, "bild": _bild, "bus": partial(_bus, runs),
     }  # fmt: skip

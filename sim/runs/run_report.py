@@ -19,10 +19,11 @@ from rich.text import Text
 
 from model.base import strict_json
 from model.methods.registry import algorithm
+from model.outcomes.outcome_kinds import KINDS
+from model.published.paper_notes import NOTES, Note
 from sim.runs import verdict
 from sim.runs.atomic_files import write_text
 from sim.runs.sweep import Report
-from sim.scenarios.match_outcomes import RATES
 from sim.scenarios.scenario_file import cost_source, method_tables
 from sim.views import agreement, metrics
 
@@ -42,10 +43,7 @@ TITLES = {
     "operations_per_token": "operations per token [of a plain token]", "straggler_loss": "straggler loss",
     "speedup_over_one_device": "speed-up over one device",
 }  # fmt: skip
-RATE_WORDS = {
-    "match_rate": "match", "acceptance_rate": "acceptance", "fallback_rate": "fallback", "rollback_rate": "rollback",
-    "mean_exit_layer": "exit",
-}  # fmt: skip
+_RATES = tuple(kind.rate for kind in KINDS.values())
 VIEWS = ("formula", "paths", "events")
 
 
@@ -168,7 +166,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
     """The columns that tell the points apart, and the rates."""
     aside = {
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
-        *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
+        *(f"{rate}{more}" for rate in _RATES for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
         "contended", "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *metrics.columns(), *metrics.PER_ROUND,
         *metrics.WORK, "straggler_loss", "arithmetic_intensity", "agreement_source", "no_value_because",
         *(f"plain_{name}" for name in metrics.PLAIN_WORK),
@@ -183,8 +181,9 @@ def describing(frame: pl.DataFrame) -> list[str]:
         aside -= {"exact"}
     if "occupancy" in frame.columns and not frame.select((pl.col("occupancy") < 1).any()).item():
         aside |= {"occupancy"}
-    more = ("rollback_rate", "agreement", "published_speedup")
-    rates = [name for name in (*RATES.values(), *more) if name in frame.columns and (name in RATES.values() or frame[name].count())]
+    further = (rate.column for kind in KINDS.values() for rate in kind.rates[1:] if rate.word)
+    more = (*further, "agreement", "published_speedup")
+    rates = [name for name in (*_RATES, *more) if name in frame.columns and (name in _RATES or frame[name].count())]
     telling = [name for name in frame.columns if name not in {*aside, *rates} and frame[name].n_unique() > 1]
     return [*(telling or ["method"]), *rates]
 
@@ -209,7 +208,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     names, lines = table.collect_schema().names(), []
     if "outcomes_source" in names:
         known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
-        kinds = [words for rate, words in RATE_WORDS.items() if rate in names]
+        kinds = [rate.word for kind in KINDS.values() for rate in kind.rates if rate.word and rate.column in names]
         of = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         lines.append(f"{of} rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
     if "outcomes_note" in names:
@@ -219,17 +218,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     if "agreement_source" in names:
         lines += _lossy(table)
     lines.append(f"times: {cost_source(tables)}")
-    if "published_speedup" in names:
-        from model.published import deck_analysis
-
-        rows = deck_analysis.rows()
-        printed = {row["speedup"] for row in rows if row["draft_length"] is not None}
-        # Of the deck as a whole, so only where its table is replayed as a whole.
-        if printed <= {*table.select(pl.col("published_speedup").drop_nulls().unique()).collect()["published_speedup"]}:
-            lines += deck_analysis.sentences(rows)
-    lines += _of_figure_3(table, names)
-    lines += _of_schedules(table, names)
-    lines += _of_measured(table, names)
+    lines += [line for name in tables.get("scenario", {}).get("notes", ()) for line in _of_paper(table, names, NOTES[name])]
     lines.append("intervals: 95 %, from sampling")
     if "seconds_error" in names:
         lines.append(
@@ -300,40 +289,12 @@ def _lossy(table: pl.LazyFrame) -> list[str]:
     return lines
 
 
-def _of_schedules(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
-    """What SkipDecode's tables say of its published settings, where all of a model's are among the points."""
-    from model.published import skipdecode_analysis
-
-    keys = ["layers", "min_layers", "max_layers", "warm_up", "prompt", "sequence", "power"]
-    if not {"method", *keys} <= {*names}:
+def _of_paper(table: pl.LazyFrame, names: Sequence[str], note: Note) -> list[str]:
+    """What a note on a paper's tables says of these results."""
+    if not {*note.columns} <= {*names}:
         return []
-    own = table.filter(pl.col("method") == "skipdecode").select(keys).unique().collect(engine="streaming")
-    return [
-        sentence for found in skipdecode_analysis.replayed(own.to_dicts()) for sentence in skipdecode_analysis.sentences_on(*found)
-    ]
-
-
-def _of_figure_3(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
-    """The paper's own limits of latency and busy units, where the points of its Figure 3 are among these."""
-    from model.published import ppd_figure_3
-
-    needed = ["method", "outcomes_source", "data_set", "head", "layers", "exit_layer", "candidates", "match_rate", "tokens"]
-    if not {*needed} <= {*names}:
-        return []
-    wanted = [*needed, *(name for name in ("seconds_per_layer",) if name in names)]
-    own = table.filter(pl.col("method") == "ppd").select(wanted).unique(maintain_order=True).head(MOST_ROWS)
-    return ppd_figure_3.sentences(ppd_figure_3.replayed(own.collect().to_dicts()))
-
-
-def _of_measured(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
-    """What was measured beside what was simulated, where points replay the measured times of PPD's Table 3."""
-    from model.published import ppd_table_3_fit
-
-    if not {"outcomes_source", "seconds_per_layer", "latency_s"} <= {*names}:
-        return []
-    own = table.filter(pl.col("outcomes_source").str.starts_with("published: PPD Table 3")).head(MOST_ROWS)
-    points = ppd_table_3_fit.replayed(own.collect(engine="streaming").to_dicts())
-    return ppd_table_3_fit.sentences(points) if points else []
+    wanted = [*note.columns, *(name for name in note.more if name in names)]
+    return note.sentences(table.select(wanted).unique(maintain_order=True).head(MOST_LISTED).collect().to_dicts())
 
 
 def _one(table: pl.LazyFrame, expression: pl.Expr) -> Any:

@@ -25,7 +25,7 @@ from model.methods import registry
 from sim.runs import results_table
 from sim.runs.atomic_files import TEMPORARY, alone, intact, parquet, write_hashed, write_text, write_whole
 from sim.runs.shard_plan import Shard, ShardPlan
-from sim.scenarios import scenario_file
+from sim.scenarios import outcomes_section, scenario_file
 from sim.scenarios.grid import Grid, parse_axis
 from sim.scenarios.scenario_file import Tables
 from sim.views import evaluation
@@ -138,18 +138,12 @@ def _forget_provenance(tables: Tables, given: list[str]) -> None:
     """A rate that is put in place of a scenario's own rests neither on its trials nor on its source, unless these are given too."""
     for path in given:
         above, _, key = path.rpartition(".")
-        if key not in _RATES:
+        if key not in outcomes_section.RATES:
             continue
         for table in _tables_at(tables, above):
             for other in ("trials", "source"):
                 if f"{above}.{other}" not in given:
                     table.pop(other, None)
-
-
-_RATES = (
-    "match_rate", "match_rates", "acceptance_rate", "acceptance_rates", "rate", "length",
-    "fallback_rate", "fallback_rates", "rollback_rate", "rollback_rates", "hazards",
-)  # fmt: skip
 
 
 def _tables_at(tables: Tables, path: str) -> list[Tables]:

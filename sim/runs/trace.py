@@ -82,10 +82,7 @@ def _recorded(
 
 def _shortened(case: Case, tokens: int) -> Case:
     """The case with so many tokens, and no text longer than that."""
-    lengths, parameters = getattr(case.parameters, "lengths", None), case.parameters
-    if lengths is not None:
-        parameters = replace(parameters, lengths=tuple(min(length, tokens) for length in lengths))
-    return replace(case, parameters=parameters, settings=replace(case.settings, tokens=tokens))
+    return replace(case, parameters=case.parameters.shortened(tokens), settings=replace(case.settings, tokens=tokens))
 
 
 def chrome_trace(

@@ -7,9 +7,10 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from model.methods import registry
+from model.published.paper_notes import NOTES
 from sim.scenarios import cases
-from sim.scenarios.cases import LAWS
 from sim.scenarios.hardware_cost import HardwareCost
+from sim.scenarios.outcomes_section import LAWS
 
 
 def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any]:
@@ -35,14 +36,17 @@ def of_scenarios() -> dict[str, Any]:
     laws = {outcome: {"anyOf": [_of(kind, name, key="kind") for name, kind in kinds.items()]} for outcome, kinds in LAWS.items()}
     by_name = {"type": "object", "additionalProperties": False, "minProperties": 1, "properties": laws}
     anything = {"anyOf": [*(law for each in laws.values() for law in each["anyOf"]), by_name]}
-    tables = [_of(registry.algorithm(name).Parameters, name) for name in registry.names()]
+    tables = [_of(registry.parameters(name), name) for name in registry.names()]
     for name, table in zip(registry.names(), tables, strict=True):
-        for alias, meant in getattr(registry.algorithm(name).Parameters, "ALIASES", {}).items():
+        for alias, meant in registry.parameters(name).ALIASES.items():
             table["properties"][alias] = table["properties"][meant]
             table["required"].remove(meant)
             table["oneOf"] = [{"required": [alias]}, {"required": [meant]}]
         table["properties"] |= {"outcomes": anything, "cost": {"anyOf": [*cost["anyOf"], _part(HardwareCost)]}}
     method = {"anyOf": tables}
+    settings = _of(cases.Settings)
+    for name, known in (("notes", NOTES), ("views", cases.VIEWS)):
+        settings["properties"][name]["items"] = {"enum": [*known]}
     values = {"type": "array", "minItems": 1}
     span = {"type": "object", "required": ["from", "to", "count"], "additionalProperties": False, "properties": {
         "from": {"type": "number"}, "to": {"type": "number"}, "count": {"type": "integer", "minimum": 1}}}  # fmt: skip
@@ -50,7 +54,7 @@ def of_scenarios() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "decodesim scenario", "type": "object",
         "additionalProperties": False, "required": ["scenario", "method"],
         "properties": {
-            "scenario": _of(cases.Settings),
+            "scenario": settings,
             "method": {"anyOf": [method, {"type": "array", "minItems": 1, "items": method}]},
             "outcomes": anything, "cost": cost, "cluster": _of(cases.Machine),
             "sweep": {"type": "object", "additionalProperties": {"anyOf": [values, span]}},

@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import resources
@@ -135,10 +136,10 @@ def _file_axes(tables: Mapping[str, Any]) -> list[tuple[list[Any], int]]:
 
 def _plainly(error: ValueError, text: str) -> str:
     """A parser's message in words for readers who have never seen its sources, with a line in every case."""
+    if not isinstance(error, tomllib.TOMLDecodeError | ParameterError):
+        return "a number has too many digits"
     about = str(error).replace("end of document", f"the end, line {len(text.splitlines())}")
-    if "overwrite" in about or "twice" in about:
-        return f"{about}: a key or a table is given a second time"
-    return "a number has too many digits" if "digits" in about else about
+    return f"{about}: a key or a table is given a second time" if "overwrite" in about or "twice" in about else about
 
 
 def _reason(error: Exception) -> str:
@@ -213,14 +214,14 @@ def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) ->
             continue
         name, first = table.get("name"), key.partition(".")[0]
         if key == "name":
-            registry.algorithm(value)
+            registry.parameters(value)
         elif first in OWN and first != key:
             _put(table, "method", key, value)
             continue
         else:
-            kind = registry.algorithm(name).Parameters
+            kind = registry.parameters(name)
             known = [field.name for field in fields(kind)]
-            aliases = getattr(kind, "ALIASES", {})
+            aliases = kind.ALIASES
             if key not in known and key not in aliases:
                 raise ParameterError(f"method {name} takes no {key}; {instead(kind, key)}")
             for other in (alias for alias, meant in aliases.items() if meant == aliases.get(key, key)):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,7 @@ from sim.theorems.pipelined_examples import (
     size,
     whole,
 )
-from sim.theorems.theorem import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -47,9 +46,45 @@ if TYPE_CHECKING:
 _ROWS = 32  # of a tile, as the coins come
 
 
+theorem = Collected("ppd")
+
+
+# --- What they are tried on ---
+
+
+def _clusters(forms: tuple[str, ...] = ppd.FORMS, costs: str = "tenths", **more: Any) -> SearchStrategy[Example]:
+    return decodings(forms, costs=costs, cluster=True, tokens=6, many=24, **more)
+
+
+def _queues() -> SearchStrategy[Example]:
+    """Sub-processes that are started one after another, and the units that there are beside the main process's."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def queues(draw: DrawFn) -> Example:
+        count = draw(whole(1, 6))
+        return {
+            "gaps": [draw(whole(0, 4)) for _ in range(count)], "services": [draw(whole(1, 6)) for _ in range(count)],
+            "others": draw(whole(1, 3)),
+        }  # fmt: skip
+
+    return queues()
+
+
+def _luck() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    tokens = st.integers(1, 40)
+    return st.fixed_dictionaries(
+        {"seed": st.integers(0, 2**32), "block": st.integers(0, 3), "tokens": tokens, "more_tokens": tokens, "law": laws(40)}
+    )
+
+
 # --- 28: conservation, and agreement of the views ---
 
 
+@theorem("28a", "Busy time is the sum of the intervals on units, those cut off included, and at most units x latency.",
+         source="conservation", given=_clusters)
 def busy_time(x: Example) -> None:
     run = play(x, record=True)
     held = sum(row.end - row.start for row in run.intervals if row.unit >= 0)
@@ -58,6 +93,8 @@ def busy_time(x: Example) -> None:
     equal("passes", run.passes, sum(row.what == "forward" for row in run.intervals))
 
 
+@theorem("28b", "No unit does two things at a time, none is used that the cluster has not, nor any after the last token.",
+         source="conservation", given=_clusters)
 def one_at_a_time(x: Example) -> None:
     run = play(x, record=True)
     for unit in range(_units(x)):
@@ -70,6 +107,8 @@ def one_at_a_time(x: Example) -> None:
     at_most("last end of a pass", max(row.end for row in run.intervals if row.unit >= 0), run.latency)
 
 
+@theorem("28c", "A shared link carries one transfer at a time.", source="conservation",
+         given=lambda: _clusters(("literal", "eager", "flat")))
 def one_transfer_at_a_time(x: Example) -> None:
     x = {**x, "cluster": {**x["cluster"], "links": "shared"}}
     rows = sorted((row.start, row.end) for row in play(x, record=True).intervals if row.unit < 0)
@@ -77,6 +116,10 @@ def one_transfer_at_a_time(x: Example) -> None:
         at_most("end of a transfer on the shared link", end, start)
 
 
+@theorem("28d", "Simulator and sampler agree on every path, exactly, with costs and uneven layers in whole layer-times.",
+         source="nothing contends", given=lambda: decodings(costs="whole"))
+@theorem("28e", "Simulator and sampler agree on every path, to rounding, with costs and uneven layers in tenths of layer-times.",
+         source="nothing contends", given=lambda: decodings(costs="tenths"))
 def events_are_paths(x: Example) -> None:
     run = play(x)
     time, busy = sampler.walk(choice(x), size(x), cost(x), _tiles(x["matches"][:-1]))
@@ -84,6 +127,10 @@ def events_are_paths(x: Example) -> None:
     equal("compute", run.busy, float(busy[0]), rounding(x))
 
 
+@theorem("28f", "One event a pass or one a layer: the same run, exactly in whole layer-times.",
+         source="layers of a pass follow each other", given=lambda: _clusters(costs="whole"))
+@theorem("28g", "One event a pass or one a layer: the same run, to rounding in tenths of layer-times.",
+         source="layers of a pass follow each other", given=lambda: decodings(costs="tenths"))
 def layer_by_layer(x: Example) -> None:
     one, many = play(x, record=True), play(x, record=True, per_layer=True)
     within = rounding(x)
@@ -96,12 +143,16 @@ def layer_by_layer(x: Example) -> None:
         equal("passes and most units in use", (many.passes, many.peak_units), (one.passes, one.peak_units))
 
 
+@theorem("28h", "The layers that the counter counts are the busy time, where nothing is stopped: in the literal and the flat form.",
+         source="nothing is stopped", given=lambda: decodings(("literal", "flat")))
 def counter_is_busy_time(x: Example) -> None:
     run, work = play(x), counted(x)
     equal("layers run", work.layer_passes, run.busy)
     equal("passes", work.passes, run.passes)
 
 
+@theorem("28i", "The text is the plain decoder's, on any cluster and whatever matches, and the counter's.",
+         source="exactness: [Yang2024], section 3", given=_clusters)
 def right_text(x: Example) -> None:
     kinds = ["match" if match else "miss" for match in x["matches"]]
     plain_text(x)
@@ -122,6 +173,8 @@ def plain_text(x: Example) -> None:
     equal("text of the counter", counted(x).tokens, want.tokens)
 
 
+@theorem("28j", "With its barrier, one unit more never makes a run longer, from one unit to one more than reserved.",
+         source="sub-processes of one length, first come first served", given=lambda: _clusters(("literal", "flat")))
 def fewer_units(x: Example) -> None:
     clusters = [{**x["cluster"], "units": units} for units in range(1, choice(x).units + 2)]
     latencies = [play(x, cluster=cluster).latency for cluster in clusters]
@@ -129,12 +182,16 @@ def fewer_units(x: Example) -> None:
         at_most(f"latency on {units + 1} units, of that on {units}", more, fewer, rounding(x))
 
 
+@theorem("28k", "On one unit no form is faster than plain decoding.",
+         source="conservation: every token takes all layers and a head", given=_clusters)
 def one_unit(x: Example) -> None:
     given = cost(x)
     plain = size(x) * given.target_pass
     at_most("latency of plain decoding", plain, play(x, cluster={**x["cluster"], "units": 1}).latency, rounding(x))
 
 
+@theorem("28l", "Units beyond those a form reserves change nothing.", source="no more processes are alive at once",
+         given=lambda: decodings(costs="tenths", spare=whole(1, 3)))
 def spare_units(x: Example) -> None:
     units = choice(x).units
     enough, more = play(x, cluster={"units": units}), play(x, cluster={"units": units + x["spare"]})
@@ -142,6 +199,8 @@ def spare_units(x: Example) -> None:
     equal("compute and most units in use", (more.busy, more.peak_units), (enough.busy, enough.peak_units))
 
 
+@theorem("28m", "Sub-processes that wait get units in order of asking: starts are those of a queue with as many servers.",
+         source="first come, first served: [Kiefer1955]", given=_queues)
 def first_come_first_served(x: Example) -> None:
     """In order of asking, each sub-process starts when the first unit is free: Kiefer and Wolfowitz's recursion."""
     arrivals = list(itertools.accumulate(x["gaps"]))
@@ -171,17 +230,23 @@ def first_come_first_served(x: Example) -> None:
 # --- 29: luck is indexed by position ---
 
 
+@theorem("29a", "A longer run on the same matches begins with the shorter one, token for token and time for time.",
+         source="nothing looks ahead", given=lambda: decodings(costs="tenths", at=whole(0, 39)))
 def longer_runs_extend_shorter(x: Example) -> None:
     long, short = play(x), play(x, matches=x["matches"][: 1 + x["at"] % size(x)])
     equal("commits of the shorter run", short.commits, long.commits[: len(short.commits)])
 
 
+@theorem("29b", "The outcomes of a longer run begin with those of a shorter one, under any law.",
+         source="coins are laid out by position", given=_luck)
 def coins_extend(x: Example) -> None:
     shorter, longer = (_outcomes(x, tokens) for tokens in sorted((x["tokens"], x["more_tokens"])))
     equal("outcomes that differ", int((longer[: len(shorter)] != shorter).sum()), 0)
     equal("outcomes that were asked for", len(longer), max(x["tokens"], x["more_tokens"]))
 
 
+@theorem("29c", "On the same coins a higher match rate never makes a run longer.", source="coupling: it adds matches only",
+         given=lambda: decodings(seed=whole(0, 2**32), match_rate=rates(), other_rate=rates()))
 def higher_rate_is_no_slower(x: Example) -> None:
     n, low, high = size(x), *sorted((x["match_rate"], x["other_rate"]))
     times = []
@@ -192,6 +257,11 @@ def higher_rate_is_no_slower(x: Example) -> None:
     equal(f"replications that a match rate of {high} makes longer than one of {low}", slower, 0)
 
 
+@theorem("29d", "A match in place of a miss never makes a run longer.", source="21a, 22a and 23d",
+         given=lambda: decodings(at=whole(0, 39)))
+@theorem("29e", "A match in place of a miss never makes a run longer, whatever the overheads.",
+         source="true without overheads only: a promotion may cost more than it saves",
+         given=lambda: decodings(("literal", "eager", "flat"), cost=overheads("whole"), at=whole(0, 39)), expect="fails")
 def match_in_place_of_a_miss(x: Example) -> None:
     at = x["at"] % size(x)
     hit = [*x["matches"][:at], True, *x["matches"][at + 1 :]]
@@ -232,113 +302,4 @@ def _outcomes(x: Example, positions: int) -> NDArray[np.bool_]:
     return np.concatenate([tile.copy() for tile in tiles])
 
 
-# --- What they are tried on ---
-
-
-def _clusters(forms: tuple[str, ...] = ppd.FORMS, costs: str = "tenths", **more: Any) -> SearchStrategy[Example]:
-    return decodings(forms, costs=costs, cluster=True, tokens=6, many=24, **more)
-
-
-def _queues() -> SearchStrategy[Example]:
-    """Sub-processes that are started one after another, and the units that there are beside the main process's."""
-    from hypothesis import strategies as st
-
-    @st.composite
-    def queues(draw: DrawFn) -> Example:
-        count = draw(whole(1, 6))
-        return {
-            "gaps": [draw(whole(0, 4)) for _ in range(count)], "services": [draw(whole(1, 6)) for _ in range(count)],
-            "others": draw(whole(1, 3)),
-        }  # fmt: skip
-
-    return queues()
-
-
-def _luck() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    tokens = st.integers(1, 40)
-    return st.fixed_dictionaries(
-        {"seed": st.integers(0, 2**32), "block": st.integers(0, 3), "tokens": tokens, "more_tokens": tokens, "law": laws(40)}
-    )
-
-
-_theorem = partial(Theorem, method="ppd")
-
-THEOREMS = (
-    _theorem(
-        "28a", "Busy time is the sum of the intervals on units, those cut off included, and at most units x latency.",
-        source="conservation", given=_clusters, holds=busy_time,
-    ),
-    _theorem(
-        "28b", "No unit does two things at a time, none is used that the cluster has not, nor any after the last token.",
-        source="conservation", given=_clusters, holds=one_at_a_time,
-    ),
-    _theorem(
-        "28c", "A shared link carries one transfer at a time.", source="conservation",
-        given=lambda: _clusters(("literal", "eager", "flat")), holds=one_transfer_at_a_time,
-    ),
-    _theorem(
-        "28d", "Simulator and sampler agree on every path, exactly, with costs and uneven layers in whole layer-times.",
-        source="nothing contends", given=lambda: decodings(costs="whole"), holds=events_are_paths,
-    ),
-    _theorem(
-        "28e", "Simulator and sampler agree on every path, to rounding, with costs and uneven layers in tenths of layer-times.",
-        source="nothing contends", given=lambda: decodings(costs="tenths"), holds=events_are_paths,
-    ),
-    _theorem(
-        "28f", "One event a pass or one a layer: the same run, exactly in whole layer-times.",
-        source="layers of a pass follow each other", given=lambda: _clusters(costs="whole"), holds=layer_by_layer,
-    ),
-    _theorem(
-        "28g", "One event a pass or one a layer: the same run, to rounding in tenths of layer-times.",
-        source="layers of a pass follow each other", given=lambda: decodings(costs="tenths"), holds=layer_by_layer,
-    ),
-    _theorem(
-        "28h", "The layers that the counter counts are the busy time, where nothing is stopped: in the literal and the flat form.",
-        source="nothing is stopped", given=lambda: decodings(("literal", "flat")), holds=counter_is_busy_time,
-    ),
-    _theorem(
-        "28i", "The text is the plain decoder's, on any cluster and whatever matches, and the counter's.",
-        source="exactness: [Yang2024], section 3", given=_clusters, holds=right_text,
-    ),
-    _theorem(
-        "28j", "With its barrier, one unit more never makes a run longer, from one unit to one more than reserved.",
-        source="sub-processes of one length, first come first served", given=lambda: _clusters(("literal", "flat")),
-        holds=fewer_units,
-    ),
-    _theorem(
-        "28k", "On one unit no form is faster than plain decoding.", source="conservation: every token takes all layers and a head",
-        given=_clusters, holds=one_unit,
-    ),
-    _theorem(
-        "28l", "Units beyond those a form reserves change nothing.", source="no more processes are alive at once",
-        given=lambda: decodings(costs="tenths", spare=whole(1, 3)), holds=spare_units,
-    ),
-    _theorem(
-        "28m", "Sub-processes that wait get units in order of asking: starts are those of a queue with as many servers.",
-        source="first come, first served: [Kiefer1955]", given=_queues, holds=first_come_first_served,
-    ),
-    _theorem(
-        "29a", "A longer run on the same matches begins with the shorter one, token for token and time for time.",
-        source="nothing looks ahead", given=lambda: decodings(costs="tenths", at=whole(0, 39)), holds=longer_runs_extend_shorter,
-    ),
-    _theorem(
-        "29b", "The outcomes of a longer run begin with those of a shorter one, under any law.",
-        source="coins are laid out by position", given=_luck, holds=coins_extend,
-    ),
-    _theorem(
-        "29c", "On the same coins a higher match rate never makes a run longer.", source="coupling: it adds matches only",
-        given=lambda: decodings(seed=whole(0, 2**32), match_rate=rates(), other_rate=rates()), holds=higher_rate_is_no_slower,
-    ),
-    _theorem(
-        "29d", "A match in place of a miss never makes a run longer.", source="21a, 22a and 23d",
-        given=lambda: decodings(at=whole(0, 39)), holds=match_in_place_of_a_miss,
-    ),
-    _theorem(
-        "29e", "A match in place of a miss never makes a run longer, whatever the overheads.",
-        source="true without overheads only: a promotion may cost more than it saves",
-        given=lambda: decodings(("literal", "eager", "flat"), cost=overheads("whole"), at=whole(0, 39)),
-        holds=match_in_place_of_a_miss, expect="fails",
-    ),
-)  # fmt: skip
+THEOREMS = theorem.all()

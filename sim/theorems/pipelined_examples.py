@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
 from model.interpret.interpreter import CountedWork
-from model.interpret.world import DraftModel, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov
@@ -89,7 +89,7 @@ def survivors(example: Example) -> list[int]:
 def world(example: Example) -> World:
     """What models would say in an example's decoding."""
     if "draft_length" in example:
-        return World(1, choice(example).layers, drafts={"draft": DraftModel("target", survivors(example))})
+        return World(1, choice(example).layers, drafts={"draft": DraftOutcomes("target", survivors(example))})
     right = example.get("right", 1)
     return World(1, example["layers"], [right * match for match in example["matches"]])
 

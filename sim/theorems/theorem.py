@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 
 Example = dict[str, Any]
 """What a theorem is tried on: plain values under names, so that it can be written down, mailed and tried again."""
+
+
+Predicate = Callable[[Example], bool | None]
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Theorem:
     source: str
     method: str
     given: Callable[[], SearchStrategy[Example]]
-    holds: Callable[[Example], bool | None]
+    holds: Predicate
     expect: str = "holds"
 
     def error(self, example: Example, let_through: tuple[type[Exception], ...] = ()) -> str | None:
@@ -41,6 +45,29 @@ class Theorem:
         except Exception as error:  # the code under test broke down: as much a counterexample as a wrong number
             return f"{type(error).__name__}: {error}"
         return "the predicate is false" if right is False else None
+
+
+class Collected:
+    """The theorems of a method, each stated above the predicate that says whether it holds."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self._found: list[Theorem] = []
+
+    def __call__(
+        self, number: str, statement: str, *, source: str, given: Callable[[], SearchStrategy[Example]], expect: str = "holds"
+    ) -> Callable[[Predicate], Predicate]:
+        """State a theorem of the predicate that follows; one predicate may be that of several."""
+
+        def decorated(holds: Predicate) -> Predicate:
+            self._found.append(Theorem(number, statement, source, self.method, given, holds, expect))
+            return holds
+
+        return decorated
+
+    def all(self) -> tuple[Theorem, ...]:
+        """In the order of their numbers."""
+        return tuple(sorted(self._found, key=lambda each: (int(re.findall(r"\d+", each.number)[0]), each.number)))
 
 
 # Not `assert`: these must speak also where Python runs without assertions.

@@ -78,7 +78,8 @@ def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
     path.write_text(json.dumps(said))
     for one, other in zip(made.log.decodings, read_log.load(path).decodings, strict=True):
         want = parameters_of(one)
-        assert parameters_of(other) == (want if want.together > 1 or want.lengths else replace(want, batching="continuous"))
+        batch = want.concurrent_sequences > 1 or want.lengths
+        assert parameters_of(other) == (want if batch else replace(want, batching="continuous"))
 
 
 def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

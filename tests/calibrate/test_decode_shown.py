@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from calibrate.commands import decode_command
+from calibrate.commands import common_options, decode_command
 from calibrate.decode.decode_report import Printer, Result, compared, document, summary
 from model.interpret.account import Account
 from model.logs.decoding import Decoding
@@ -172,7 +172,7 @@ def test_a_bar_is_shown_where_nothing_else_shows_how_far_it_is(
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(decode_command, "progress", progress)
+    monkeypatch.setattr(common_options, "progress", progress)
     monkeypatch.setattr(Printer, "styled", styled)
     decoder = SimpleNamespace(layers=3)
     run: Any = SimpleNamespace(target=SimpleNamespace(decoder=decoder), sampling=None, exact=True, warm=interrupted)

@@ -65,7 +65,8 @@ def test_repeats_are_merged_to_their_medians_and_ways_are_apart() -> None:
     def of(*values: float) -> Any:
         return np.array(values, dtype=np.float64)
 
-    found = imported_tables.rows("dense", {"tokens": of(2, 1, 2, 2)}, {"time_s": of(3, 9, 5, 4), "low_s": of(1, 8, 0, 7)}, ways=4)
+    times = {"time_s": of(3, 9, 5, 4), "low_s": of(1, 8, 0, 7)}
+    found = imported_tables.rows("dense", {"ways": 4, "tokens": of(2, 1, 2, 2)}, times)
     assert found == [
         {"part": "dense", "repeats": 1, "ways": 4, "tokens": 1, "time_s": 9.0, "low_s": 8.0},
         {"part": "dense", "repeats": 3, "ways": 4, "tokens": 2, "time_s": 4.0, "low_s": 1.0},

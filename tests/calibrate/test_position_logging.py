@@ -20,17 +20,17 @@ from calibrate.decode import rate_tables
 from calibrate.interpreters.in_one_process import Luck, Real, Sampling
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.interpret.world import DraftModel, World
+from model.interpret.world import DraftOutcomes, World
 from model.logs import position_log
 from model.logs.position_log import PositionLog
 from model.methods.adaptive import algorithm as adaptive
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
-from model.methods.speculative import dependent_acceptance, rates_from_logs
+from model.methods.speculative import rates_from_logs
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
-from sim.scenarios import lossy_outcomes
+from sim.scenarios import exit_outcomes
 from tests.support import real_models
 from tests.support.real_models import DEPTHS, VOCABULARY
 from tests.support.tiers import examples
@@ -155,7 +155,7 @@ def replayed(
     real = Real(kin()).run(module.decode(parameters, prompt, TOKENS), TOKENS)
     matches = [] if layer is None else log.matches(layer, k, form=form)[number].tolist()
     survivors = log.column("accepted")[number].tolist()
-    world = World(len(prompt), LAYERS, matches, {"draft": DraftModel("target", survivors)})
+    world = World(len(prompt), LAYERS, matches, {"draft": DraftOutcomes("target", survivors)})
     # In a world a token is its position; its prompt is as long as the real one.
     steps = module.decode(parameters, [*range(len(prompt))], TOKENS)
     return real, simulate(steps, TOKENS, Cluster(parameters.units), UnitCost(LAYERS, cost_ratio=0.1), world)
@@ -592,7 +592,8 @@ def test_rates_name_answers_of_other_texts_and_say_whose_rounds_they_are(tmp_pat
     assert means["notes"] == [
         "gamma=1: half of the rounds come from 1 of 10 sequences: few weigh most, and the mean over rounds is theirs"
     ]
-    assert [row["error"] for row in error["rows"]] == [dependent_acceptance.iid_error(lengths, gamma) for gamma in (1, 3)]
+    found = rates_from_logs.dependence(lengths, (1, 3), 0.0, 1, np.random.default_rng(0))
+    assert [row["error"] for row in error["rows"]] == [row.error for row in found]
     text = CliRunner().invoke(app, arguments).stdout
     assert "q2" in text
     assert means["notes"][0] in text
@@ -629,7 +630,7 @@ def test_what_the_last_layer_says_is_what_was_written(tmp_path: Path) -> None:
     position_log.save(log, tmp_path / "log.json")
     drawn = log.table["rank_common"].to_numpy() == 1
     assert not drawn[:, -1].all()
-    agrees = lossy_outcomes.Confidences(log=str(tmp_path / "log.json")).record("softmax")["agrees"]
+    agrees = exit_outcomes.RecordedConfidences(log=str(tmp_path / "log.json")).record("softmax")["agrees"]
     assert agrees[:, -1].all()
     assert (agrees[:, :-1] == drawn[:, :-1]).all()
 
@@ -724,10 +725,10 @@ def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     log = made()
     position_log.save(log, "log.json")
-    found = match_outcomes.Replay(log="log.json", head="common").outcome(ppd.Parameters(LAYERS, 3, 2), 8)
+    found = match_outcomes.RecordedMatches(log="log.json", head="common").outcome(ppd.Parameters(LAYERS, 3, 2), 8)
     assert found.rate == pytest.approx(np.stack(log.matches(3, 2))[:, :8].mean())
     assert found.source == "measured: 6 of 6 texts of log.json"
-    drafts = acceptance_outcomes.Replay(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
+    drafts = acceptance_outcomes.RecordedAcceptance(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
     assert drafts.rate == pytest.approx(np.stack(log.agreements())[:, :8].mean())
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +14,7 @@ from calibrate.commands.common_options import guarded
 from calibrate.decode.public_acceptance_logs import AcceptanceLog, Request, drafters, read
 from model.base.checks import ParameterError
 from model.methods.speculative import rates_from_logs
-from sim.scenarios.acceptance_outcomes import Rounds
+from sim.scenarios.acceptance_outcomes import RecordedRounds
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[3] / "shared" / "data")) / "acceptance"
 FILES = sorted(DATA.glob("*.jsonl"))
@@ -50,7 +49,7 @@ def test_what_is_written_is_read(tmp_path: Path, requests: list[tuple[int, int, 
     assert log.of_other_texts == tuple(f"r{i}" for i, (_, output, lengths) in enumerate(requests) if output != len(lengths))
     assert read(path, "other").lengths == [[1]] * len(requests)
     # What `sim run` replays as outcomes is the same log.
-    assert Rounds(file=str(path), drafter="eagle")._lengths() == log.lengths
+    assert RecordedRounds(file=str(path), drafter="eagle")._lengths() == log.lengths
 
 
 def test_blank_lines_are_none_and_ids_may_be_left_out(tmp_path: Path) -> None:
@@ -95,9 +94,9 @@ def test_a_wrong_log_is_one_line_and_exit_code_2(
     with pytest.raises(ParameterError, match=message) as caught:
         read(path, "eagle")
     assert str(caught.value).startswith(f"{path}: ")
-    with pytest.raises(typer.Exit) as left:
+    with pytest.raises(SystemExit) as left:
         guarded(lambda: print(read(path, "eagle")))()
-    assert left.value.exit_code == 2
+    assert left.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from calibrate.commands import decode_command, log_command
@@ -447,7 +448,7 @@ def refused(*arguments: str) -> str:
         ("speculativ", [], "unknown method 'speculativ'; did you mean speculative?"),
         ("os.path", [], "method 'os.path' is a module without Parameters"),
         ("speculative", ["--set", "draft_lenth=3"], "unknown key method.draft_lenth; did you mean draft_length?"),
-        ("speculative", ["--set", "draft_length"], "--set must be KEY=VALUE, got 'draft_length'"),
+        ("speculative", ["--set", "draft_length"], "--set must be KEY=VALUE, such as maximum_draft=8, got 'draft_length'"),
         ("speculative", ["--set", "draft_length=2", "--set", "draft_length=3"], "--set draft_length is given twice"),
         ("speculative", ["--set", "draft_length=2", "--set", "num_speculative_tokens=3"], "is another name of draft_length"),
         ("speculative", [], "method.draft_length is required and has no default; give it with --set draft_length=VALUE"),
@@ -672,8 +673,8 @@ def test_parameters_are_read_as_they_are_given_once_each() -> None:
     assert decode_command._settings("speculative", [], False) == {}
     for pairs, sample, said in (
         (["draft_length=2", " draft_length =3"], False, "--set draft_length is given twice; give it once"),
-        (["draft_length"], False, "--set must be KEY=VALUE, got 'draft_length'"), (["=3"], False, "KEY=VALUE, got '=3'"),
-        ([" =3"], False, "KEY=VALUE, got ' =3'"), (["sampled=false"], True, "--sample and --set sampled=false say opposite things"),
+        (["draft_length"], False, "KEY=VALUE, such as maximum_draft=8, got 'draft_length'"), (["=3"], False, "got '=3'"),
+        ([" =3"], False, "got ' =3'"), (["sampled=false"], True, "--sample and --set sampled=false say opposite things"),
         (["draft_lenght=3"], False, "did you mean .*draft_length"),
     ):
         with pytest.raises(ParameterError, match=said):
@@ -706,7 +707,7 @@ def test_parameters_are_read_as_they_are_given_once_each() -> None:
 
 def test_memory_that_a_device_lacks_is_said_and_other_errors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = {"target": real_models.decoders("llama")["target"]}
-    happens: list[RuntimeError] = [RuntimeError("CUDA out of memory. Tried to"), RuntimeError("a defect")]
+    happens: list[RuntimeError] = [torch.OutOfMemoryError("CUDA out of memory. Tried to"), RuntimeError("a defect")]
 
     def run(*_: Any) -> None:
         raise happens.pop(0)

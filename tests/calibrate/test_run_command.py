@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from calibrate.commands import run_command
+from calibrate.commands import common_options, run_command
 from calibrate.commands.calibrate_app import app
 from calibrate.loading.replicas import Replica
 from calibrate.measured_runs import interleaved_profiles, measure_runs, run_plan
@@ -58,7 +58,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return made_up()
 
     monkeypatch.setattr(run_command, "measured", measured)
-    monkeypatch.setattr(run_command, "progress", lambda *how: contextlib.nullcontext(how))
+    monkeypatch.setattr(common_options, "_bar", lambda *how: contextlib.nullcontext(how))
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from calibrate.devices.device_failures import failure_of
 from calibrate.timing import library_pass, timing_grid
 from calibrate.timing.single_pass import Effort, Point
 from calibrate.timing.timing_grid import TimingGrid
@@ -124,11 +125,13 @@ def test_errors_are_told_in_a_line_and_a_device_may_be_lost_with_them(monkeypatc
             "out of memory: x: can't allocate memory", False), RuntimeError(""): ("RuntimeError: ", False),
         torch.OutOfMemoryError("CUDA error"): ("out of memory: CUDA error", False),
         RuntimeError("CUDA error: gone"): ("RuntimeError: CUDA error: gone", True),
+        torch.AcceleratorError("CUDA error: out of memory"): ("out of memory: CUDA error: out of memory", False),
         ValueError("y" * 300): (f"ValueError: {'y' * 200}", False),
         torch.AcceleratorError("gone"): ("AcceleratorError: gone", True),
     }  # fmt: skip
     for error, expected in said.items():
-        assert timing_grid.told(error) == expected
+        assert failure_of(error).memory is expected[0].startswith("out of memory")
+        assert (failure_of(error).line, failure_of(error).lost) == expected
     emptied: list[int] = []
 
     def empty() -> None:

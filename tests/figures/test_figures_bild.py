@@ -22,6 +22,7 @@ from model.methods.bild.threshold_decisions import Decisions, synthetic
 from tests.figures.test_figures_speculative import inside, xy
 from tests.figures.test_figures_tradeoff import lines, words
 from tests.support.figure_checks import laid_out
+from tests.support.threshold_points import points
 
 FALLBACK, ROLLBACK, C = [0.2, 0.4, 0.6, 0.8], [1.0, 2.0, 4.0], 0.25
 COINS = np.random.default_rng(5).random((3, 3000))
@@ -29,7 +30,7 @@ RECORD = synthetic(3000, COINS)
 
 
 def made(record: Decisions = RECORD, low: Any = FALLBACK, high: Any = ROLLBACK, **more: Any) -> pl.DataFrame:
-    return bild_thresholds.points(record, low, high, **{"cost_ratio": C, "cost_source": "assumed", **more})
+    return points(record, low, high, **{"cost_ratio": C, "cost_source": "assumed", **more})
 
 
 def coordinates(rows: pl.DataFrame) -> list[list[float]]:

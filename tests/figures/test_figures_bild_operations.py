@@ -13,8 +13,9 @@ from matplotlib.patches import Rectangle
 
 from figures import save
 from figures.of_theory import bild_operations
-from figures.of_theory.bild_operations import PANELS, fallback_of_intensity, weights_ratio
+from figures.of_theory.bild_operations import PANELS, fallback_of_intensity
 from model import published
+from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.methods.bild import theory as bild
 from model.published.bild_tables import FIGURE_8
@@ -110,7 +111,8 @@ def test_rollbacks_cost_arithmetic_memory_and_speed_but_not_the_papers_intensity
 
 def test_what_figure_8_says_holds_together_but_for_the_speed() -> None:
     """Of T5: 5 times the intensity says how often it hands over; then memory is near 1/5, and arithmetic slightly higher."""
-    ratio = weights_ratio("t5-small", "t5-large")
+    small, large = preset("t5-small"), preset("t5-large")
+    ratio = small.layers * small.layer_weights / (large.layers * large.layer_weights)
     rate = fallback_of_intensity(FIGURE_8["intensity_factor"], 10, ratio, ratio)
     rows = made(rate, [0.0, 0.01], maximum_draft=10, cost_ratio=6 / 24, operations_ratio=ratio, memory_ratio=ratio)
     for row in rows.filter(variant="paper").iter_rows(named=True):
@@ -168,7 +170,6 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: made(1.5), r"fallback_rate must be between 0 and 1, got 1\.5"),
     (lambda: made(rates=[-0.1]), r"rollback_rate must be between 0 and 1, got -0\.1"),
     (lambda: made(memory_ratio=-1.0), r"memory_ratio must be at least 0, got -1\.0"),
-    (lambda: weights_ratio("t5-smal", "t5-large"), "unknown shape 't5-smal'; did you mean t5-small"),
     (lambda: fallback_of_intensity(20.0, 10, 0.0625, 0.0625), r"intensity must be between 1 and .*, got 20\.0"),
     (lambda: drawn(made().clear()), "the figure of operations needs at least one row"),
     (lambda: drawn(made().drop("speedup")), "the figure of operations needs the columns .* called speedup"),

@@ -194,15 +194,9 @@ def test_regions_end_where_the_break_even_says(costs: dict[str, Any]) -> None:
         pays = drawn != names.index("nothing")
         assert pays.any()
         over_medium = (drawn == names.index("medium")) | (drawn == names.index("both"))
-        over_small = (drawn == names.index("small")) | (drawn == names.index("both"))
-        needed = theory.breakeven_small_acceptance_rate(rates[:, None], rates, gamma, small, medium, reading=reading)
-        product = rates[:, None] * rates
-        clear = np.abs(np.nan_to_num(needed, nan=2.0) - product) > 1e-9
-        wanted = np.isnan(needed) | (product < needed)
-        assert np.array_equal((over_small & pays)[clear & pays], wanted[clear & pays])
         if reading != "bonus":
-            even = float(theory.breakeven_medium_acceptance_rate(gamma, small, medium, reading=reading))
-            above = np.broadcast_to(rates > even, drawn.shape)  # never above what is nan
+            kept = sum(rates**place for place in range(1, gamma + 1)) + (0 if reading == "literal" else 1 - rates**gamma)
+            above = np.broadcast_to(kept > theory.breakeven_kept(gamma, small, medium), drawn.shape)
             assert np.array_equal(over_medium[pays], above[pays])
 
 

@@ -12,8 +12,14 @@ from matplotlib.figure import Figure
 
 import sim
 from figures import of_run, save
-from figures.common.point_names import METHODS
-from figures.of_runs import bild_rates, bild_thresholds, latency_distribution, method_comparison, operations_and_bytes, tradeoff
+from figures.of_runs import (
+    bild_rates,
+    bild_thresholds,
+    latency_distribution,
+    method_comparison,
+    operations_and_bytes,
+    tradeoff,
+)
 from figures.of_runs.accepted_tokens import draw as draw_accepted
 from figures.of_theory import skipdecode_schedule
 from figures.of_theory.skipdecode_layers import draw as draw_layers
@@ -21,6 +27,7 @@ from model import published
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.interpret.account import Account
+from model.methods import registry
 from model.methods.bild.threshold_decisions import synthetic
 from model.methods.skipdecode import theory as skipdecode
 from model.published import skipdecode_analysis
@@ -31,6 +38,7 @@ from tests.figures.test_figures_speculative import inside, xy
 from tests.figures.test_figures_tradeoff import coordinates, lines
 from tests.support.album import Album
 from tests.support.figure_checks import formula
+from tests.support.threshold_points import points
 
 
 class Seen:
@@ -88,7 +96,7 @@ def test_lossy_methods_have_no_place_in_the_trade_off_and_one_in_the_comparison(
     for axes, x in zip(figure.axes, method_comparison.AXES, strict=True):
         drawn = lines(axes)
         for name in set(rows["method"]) - {"autoregressive"}:
-            series = [line for label, line in drawn.items() if label.startswith(METHODS[name])]
+            series = [line for label, line in drawn.items() if label.startswith(registry.label(name))]
             found = set().union(*(coordinates([line]) for line in series))
             assert found == set(last.filter(method=name).select(x, "speedup").rows())
 
@@ -100,7 +108,7 @@ def test_marks_of_lossy_methods_are_hollow_and_the_legend_says_so() -> None:
     assert set(exact.values()) == {True, False}
     for name, each in exact.items():
         if name != "autoregressive":
-            series = [line for label, line in lines(figure.axes[0]).items() if label.startswith(METHODS[name])]
+            series = [line for label, line in lines(figure.axes[0]).items() if label.startswith(registry.label(name))]
             assert {line.get_markerfacecolor() == "#ffffff" for line in series} == {not each}
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     marked = {text.partition(",")[0].removesuffix(" (lossy)") for text in told if text.endswith("(lossy)")}
@@ -242,7 +250,7 @@ def test_a_run_on_thresholds_has_the_points_of_the_record(thresholds: pl.DataFra
     sweep = {"method.rollback_threshold": [2.0], "method.fallback_threshold": [0.6]}
     long = sim.run("bild-thresholds", views=["formula"], set={"scenario.tokens": 1024}, sweep=sweep)
     record = synthetic(100_000, np.random.default_rng(0).random((3, 100_000)), sureness=3.0)
-    closed = bild_thresholds.points(record, [0.6], [2.0], cost_ratio=0.25, cost_source="assumed")
+    closed = points(record, [0.6], [2.0], cost_ratio=0.25, cost_source="assumed")
     one = bild_thresholds.of_run(long).filter(fallback_threshold=0.6, rollback_threshold=2.0)
     expected = closed.filter(policy=bild_thresholds.BOTH)
     assert one["latency"][0] == pytest.approx(expected["latency"][0], rel=0.01)  # two draws from one law

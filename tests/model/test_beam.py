@@ -21,7 +21,7 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account
 from model.interpret.interpreter import Cache, count
-from model.interpret.world import DraftModel, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.beam import paths as twin
 from model.methods.beam import theory as beam
 from model.methods.beam.algorithm import Hypothesis, Parameters, decode, texts
@@ -63,10 +63,6 @@ def test_the_decks_speeds_are_theorem_3_8_over_the_number_of_beams() -> None:
         for each in (share, rate):
             one = float(speculative.speedup(each, 3, DECK))
             assert float(beam.speedup(each, 3, DECK, beams, **as_deck)) == pytest.approx(one / beams, rel=1e-15)
-            assert float(beam.speedup_over_beam_search(each, 3, DECK, beams, **as_deck)) == pytest.approx(one, rel=1e-15)
-    # The reported speeds, taken over as many sequential texts.
-    gains = [round(reported / float(beam.plain_speed(k, "sequential")), 2) for k, reported in ((3, 0.79), (5, 0.45))]
-    assert gains == [2.37, 2.25]
 
 
 @pytest.mark.parametrize("beams", [1, 2, 5])
@@ -84,12 +80,10 @@ def test_sequential_beams_take_so_many_times_as_long_for_any_number_of_tokens(be
 def test_widths_of_a_pass_by_hand() -> None:
     curve = [(1, 1.0), (20, 20.0)]  # a pass takes as long as it is wide
     # Two tokens drafted with alpha = 1: three steps a round. 2 beams, a draft of 5.
-    for form, round_time, step in zip(FORMS, (2 + 5 * 2, 2 * 3, 2 * 3, 3), (2, 2, 2, 1), strict=True):
+    for form, round_time in zip(FORMS, (2 + 5 * 2, 2 * 3, 2 * 3, 3), strict=True):
         rule, arrangement = form
         more: Any = {"rule": rule, "arrangement": arrangement, "draft_beams": 5 if rule == "exact" else None, "verify_cost": curve}
         assert float(beam.speedup(1, 2, 0, 2, **more)) == pytest.approx(3 / round_time, rel=1e-15)
-        assert float(beam.speedup_over_beam_search(1, 2, 0, 2, **more)) == pytest.approx(3 * step / round_time, rel=1e-15)
-        assert float(beam.plain_speed(2, arrangement, verify_cost=curve)) == pytest.approx(1 / step, rel=1e-15)
         turns = 2 if arrangement == "sequential" else 1
         assert float(beam.speedup(1, 2, 0.25, 2, **more)) == pytest.approx(3 / (round_time + turns * 0.5), rel=1e-15)
 
@@ -110,8 +104,6 @@ def test_more_beams_are_never_faster_and_drafts_are_worth_what_they_are_without_
     assert (speeds[1] == speeds[0]) == (arrangement == "parallel")
     one = float(beam.speedup(alpha, gamma, c, 1, rule=rule, arrangement=arrangement, verify_cost=curve))
     assert one == pytest.approx(float(speculative.speedup(alpha, gamma, c, verify_cost=curve)), rel=1e-12)
-    none = float(beam.speedup_over_beam_search(alpha, 0, c, beams, rule=rule, arrangement=arrangement, verify_cost=curve))
-    assert none == pytest.approx(1, rel=1e-12)
 
 
 def test_where_width_is_free_only_the_sequential_arrangement_is_slower_than_one_beam() -> None:
@@ -127,8 +119,6 @@ def test_a_wider_draft_costs_width_and_must_be_accepted_more_often() -> None:
     times = [0.3 + 1 + 0.1 * (2 + 3 * u - 1) for u in (2, 3, 4)]
     assert speed == pytest.approx([float(beam.expected_steps(0.7, 3)) / time for time in times], rel=1e-12)
     assert float(beam.speedup(0.7, 3, 0.1, 2, verify_cost=curve)) == speed[0]  # u = k where none is given
-    plain = 1.1  # a pass over two hypotheses
-    assert float(beam.speedup_over_beam_search(0.7, 3, 0.1, 2, verify_cost=curve)) == pytest.approx(speed[0] * plain, rel=1e-12)
 
 
 # --- A table language model, and plain beam search on it ---------------------------------------------------------------
@@ -382,7 +372,7 @@ def worlds(outcomes: Sequence[Sequence[bool]], longest: int) -> Iterator[World]:
     """A world for each sequence of outcomes by position."""
     for outcome in outcomes:
         survivors = [len(list(itertools.takewhile(bool, outcome[place:]))) for place in range(len(outcome))]
-        yield World(1, 3, drafts={"draft": DraftModel("target", [min(each, longest) for each in survivors])})
+        yield World(1, 3, drafts={"draft": DraftOutcomes("target", [min(each, longest) for each in survivors])})
 
 
 def walked(choice: Parameters, tokens: int, cost: UnitCost, outcomes: Sequence[Sequence[bool]]) -> Any:
@@ -702,7 +692,7 @@ def test_a_cache_that_lies_on_the_unit_takes_no_link() -> None:
 
 
 def test_the_worlds_beams() -> None:
-    world = World(2, 3, drafts={"draft": DraftModel("target", [1, 0, 0, 0])})
+    world = World(2, 3, drafts={"draft": DraftOutcomes("target", [1, 0, 0, 0])})
 
     def best(role: str, width: int, *hypotheses: tuple[int, float], tokens: tuple[int, ...] = (-5, 1), at: int = 1) -> Any:
         output = Forward(role, tokens, at, 0, 3, after=(-1,) * len(tokens))
@@ -835,8 +825,8 @@ def test_limits_that_are_allowed() -> None:
     assert Parameters(10_000, 250, 1000, draft_layers=10_000).draft_width == 1000
     assert Parameters(1, 0, 7, draft_beams=1000).draft_width == 1000
     widest = Parameters(1, 0, 1000, rule="per-beam", arrangement="parallel")
-    assert (widest.units, widest.longest, widest.EXACT) == (1000, 0, False)
-    assert (Parameters(1, 3, 5).units, Parameters(1, 3, 5).longest, Parameters(1, 3, 5).EXACT) == (1, 3, True)
+    assert (widest.units, widest.longest_draft, widest.exact) == (1000, 0, False)
+    assert (Parameters(1, 3, 5).units, Parameters(1, 3, 5).longest_draft, Parameters(1, 3, 5).exact) == (1, 3, True)
     assert (Parameters(1, 3, 5).draft_layers, Parameters(1, 3, 5).draft_beams) == (1, None)
 
 
@@ -845,10 +835,6 @@ def test_bad_arguments_of_closed_forms() -> None:
         beam.beam_round_prices(Parameters(3, 2, 2), UnitCost(3))
     with pytest.raises(ParameterError, match="draft_beams must be at least beams=3, got 2"):
         beam.speedup(0.5, 2, 0.1, 3, draft_beams=2)
-    with pytest.raises(ParameterError, match="beams must be at least 1, got 0"):
-        beam.plain_speed(0)
-    with pytest.raises(ParameterError, match="unknown arrangement 'serial'"):
-        beam.plain_speed(1, "serial")
     with pytest.raises(ParameterError, match="width must be at most 4, the last of verify_cost, got 6"):
         beam.speedup(0.5, 2, 0.1, 2, verify_cost=[(1, 1.0), (4, 2.0)])
     with pytest.raises(ParameterError, match="draft_length must be at least 0, got -1"):
@@ -876,4 +862,3 @@ def test_a_prediction_is_of_floats_and_prices_of_every_draft_there_can_be() -> N
     values = (found.latency, found.busy, found.units, found.plain_latency, found.rounds, found.drafted, found.operations)
     assert {value.dtype for value in values if value is not None} == {np.dtype(np.float64)}
     assert [len(prices) for prices in beam.beam_round_prices(choice, cost)] == [5, 5, 5]
-    assert float(beam.plain_speed(3)) == float(beam.plain_speed(3, "batched")) == 1.0

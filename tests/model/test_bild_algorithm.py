@@ -241,9 +241,9 @@ def test_what_no_choice_may_be(given_: dict[str, Any], message: str) -> None:
 
 def test_what_it_reserves() -> None:
     assert [Parameters(8, placement=name).units for name in ("together", "apart")] == [1, 2]
-    assert (Parameters(8).maximum_draft, Parameters(8, 5).longest, Parameters(8, 5).widest) == (10, 5, 6)
-    assert Parameters.roles({}) == ("draft",)
-    assert Parameters.roles({"exit_layer": 2}) == ()
+    assert (Parameters(8).maximum_draft, Parameters(8, 5).longest_draft, Parameters(8, 5).widest) == (10, 5, 6)
+    assert Parameters.roles_for({}) == ("draft",)
+    assert Parameters.roles_for({"exit_layer": 2}) == ()
     assert not Parameters.EXACT
     assert (Parameters.OUTCOMES, Parameters.COSTS) == (("decision",), ("verify_cost", "link", "early_head"))
 
@@ -372,7 +372,9 @@ def test_many_tokens_go_as_the_closed_form_does() -> None:
         assert near(speed, formulas.speedup(0.11, 0.05, 10, 0.3, variant=variant), 1e-9)
     early = Parameters(24, exit_layer=6)
     short, long = (formulas.predict(early, n, Independent(0.11, 0.05), UnitCost(24)).latency for n in (1000, 2000))
-    assert near(24 * 1000 / float(long - short), formulas.early_exit_speedup(0.11, 0.05, 10, 6, 24), 1e-9)
+    # Both share those layers: E[n] + 1 tokens go through the first 6 one by one, and together through the rest.
+    time = 18 / 24 + 6 / 24 * float(formulas.large_inputs(0.11, 10))
+    assert near(24 * 1000 / float(long - short), float(formulas.expected_tokens(0.11, 0.05, 10)) / time, 1e-9)
 
 
 # --- What is decided ---

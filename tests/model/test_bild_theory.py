@@ -181,22 +181,6 @@ def test_the_cost_of_a_speed_up_is_found_again(variant: str, fallback: float, ro
     assert np.isnan(bild.effective_cost_ratio(most_of_all * 1.001, fallback, rollback, most, variant=variant))
 
 
-# --- The early-exit form ------------------------------------------------------------------------------------------------
-
-
-@given(RATES, RATES, DRAFTS, st.integers(1, 9), st.integers(1, 9))
-def test_shared_layers_are_read_once(fallback: float, rollback: float, most: int, one: int, other: int) -> None:
-    exit_layer, layers = sorted((one, other))
-    exact = Fraction(fallback), Fraction(rollback), most
-    time = mean(lambda each: each.inputs * exit_layer + layers - exit_layer, *exact) / layers
-    found = bild.early_exit_speedup(fallback, rollback, most, exit_layer, layers)
-    assert close(found, mean(lambda each: each.tokens, *exact) / time, 1e-12)
-    # As a model of its own, which reads everything again, it is never faster.
-    assert found >= bild.speedup(fallback, rollback, most, exit_layer / layers) * (1 - 1e-12)
-    if exit_layer == layers:
-        assert found <= 1 + 1e-12
-
-
 # --- Arguments ----------------------------------------------------------------------------------------------------------
 
 
@@ -204,8 +188,6 @@ BAD: list[tuple[Any, str]] = [
     (lambda: bild.speedup(0.1, 0.1, 10, 0.2, variant="papr"), "unknown variant 'papr'; did you mean paper"),
     (lambda: bild.speedup(0.1, 0.1, 10, 0.2, verify_cost=[(1, 1.0), (10, 2.0)]), "width must be at most 10, .* got 11"),
     (lambda: bild.effective_cost_ratio(0, 0.1, 0.1, 10), "speed must be above 0, got 0"),
-    (lambda: bild.early_exit_speedup(0.1, 0.1, 10, [1, 8, 9, 10], 8), "exit_layer must be between 1 and layers=8, got 9"),
-    (lambda: bild.early_exit_speedup(0.1, 0.1, 10, 3, [8, 2]), "exit_layer must be between 1 and layers=2, got 3"),
 ]  # fmt: skip
 
 

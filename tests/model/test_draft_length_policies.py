@@ -84,15 +84,15 @@ def test_with_a_measured_verification_each_decoding_goes_by_its_own_luck() -> No
 
 def test_the_optimum_goes_by_the_cost_of_widths_that_a_scenario_tells_it() -> None:
     steep = UnitCost(4, cost_ratio=0.1, verify_cost=((1, 1.0), (2, 1.1), (3, 5.0), (40, 50.0)))
-    told = choice("optimum", max_draft_length=30, believed_cost_ratio=None).informed(steep)
+    told = choice("optimum", max_draft_length=30, believed_cost_ratio=None).with_costs(steep)
     policy, free = told.started(1), choice("optimum", max_draft_length=30, believed_cost_ratio=0.1).started(1)
     assert isinstance(policy, Measured)
     for each in (policy, free):
         each.learn(np.array([0]), np.array([9]), np.array([9]))
     assert (policy.length.tolist(), free.length.tolist()) == ([1], [int(optimal_draft_length(10 / 11, 0.1))])
     other = choice("optimum", believed_cost_ratio=0.3, believed_verify_cost=((1, 1.0), (30, 1.0)))
-    assert other.informed(steep) is other
-    assert choice("gradient", believed_cost_ratio=0.3).informed(steep).believed_verify_cost is None
+    assert other.with_costs(steep) is other
+    assert choice("gradient", believed_cost_ratio=0.3).with_costs(steep).believed_verify_cost is None
     for policy_name in ("gradient", "heuristic", "confidence"):
         with pytest.raises(ParameterError, match="believed_verify_cost is not used by policy"):
             choice(policy_name, believed_verify_cost=((1, 1.0), (30, 1.0)))
@@ -162,9 +162,6 @@ LENGTHS = [0.0, 0.5, 0.5]
         (lambda: adaptive.heuristic_lengths(0.5, 0), "longest must be at least 1, got 0"),
         (lambda: adaptive.speedup_of_lengths(0.5, LENGTHS, -0.1), "cost_ratio must be at least 0, got -0.1"),
         (lambda: adaptive.speedup_of_lengths(0.5, [0.5, 0.4], 0.1), "length_pmf must sum to 1, got 0.9"),
-        (lambda: adaptive.stopped_lengths(1.1, 2), "low must be between 0 and 1, got 1.1"),
-        (lambda: adaptive.stopped_lengths(-0.1, 2), "low must be between 0 and 1, got -0.1"),
-        (lambda: adaptive.stopped_lengths(0.1, 0), "longest must be at least 1, got 0"),
         (lambda: adaptive.biased_lengths(1.1, 0.1, 2), "acceptance_rate must be between 0 and 1, got 1.1"),
         (lambda: adaptive.biased_lengths(-0.1, 0.1, 2), "acceptance_rate must be between 0 and 1, got -0.1"),
         (lambda: adaptive.biased_lengths(0.5, 0.1, 0), "longest must be at least 1, got 0"),
@@ -180,7 +177,6 @@ def test_the_closed_forms_refuse_what_is_outside(ask: Callable[[], object], mess
 
 def test_the_ends_of_the_ranges_are_allowed() -> None:
     assert adaptive.heuristic_lengths(0, 1).tolist() == [0, 1]
-    assert adaptive.stopped_lengths(0, 1).tolist() == adaptive.stopped_lengths(1, 1).tolist() == [0, 1]
     assert adaptive.biased_lengths(0, 0, 1).tolist() == adaptive.biased_lengths(1, 0, 1).tolist() == [0, 1]
     assert adaptive.biased_lengths(1, 0, 4).tolist() == [0, 0, 0, 0, 1]
     assert adaptive.biased_lengths(0, 0, 4).tolist() == [0, 1, 0, 0, 0]
@@ -289,7 +285,7 @@ def test_a_stop_that_says_nothing_is_a_random_length(low: float, rate: float) ->
     flat = np.ones(8)
     law, doubt = Iid(rate), TwoClass(low, low)
     long, longer = (adaptive.confidence_moments(7, tokens, law, doubt, RoundPrices(flat, flat, flat)) for tokens in (500, 501))
-    shares = adaptive.stopped_lengths(low, 7)
+    shares = np.array([0, *(low * (1 - low) ** place for place in range(6)), (1 - low) ** 6])
     assert float(shares.sum()) == pytest.approx(1)
     tokens = float(expected_tokens_random_length(rate, shares))
     if rate < 1:

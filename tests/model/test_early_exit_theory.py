@@ -51,29 +51,6 @@ def test_a_larger_batch_goes_deeper(hazards: list[float], batch: int) -> None:
     assert 1 <= means[0] <= means[-1] <= len(hazards) + 1e-12
 
 
-@given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=4), st.integers(1, 5))
-def test_rows_filled_in_later_by_enumeration(hazards: list[float], count: int) -> None:
-    """Token by token, layer by layer: whoever comes to a layer first fills what those before it lack there."""
-    exact = Fraction(0)
-    for text in itertools.product(list(tokens(hazards)), repeat=count):
-        has = [0] * count  # layers whose rows are there
-        filled = 0
-        for index, (layer, _) in enumerate(text):
-            for before in range(index):
-                filled += max(layer - has[before], 0)
-                has[before] = max(has[before], layer)
-            has[index] = layer
-        exact += filled * math.prod((chance for _, chance in text), start=Fraction(1))
-    assert close(early_exit.backfilled_rows(hazards, count), exact)
-
-
-@given(HAZARDS, st.integers(1, 10**6))
-def test_rows_filled_later_are_no_more_than_those_filled_at_once(hazards: list[float], count: int) -> None:
-    at_once = count * (len(hazards) - float(early_exit.expected_layers(hazards)))
-    later = float(early_exit.backfilled_rows(hazards, count))
-    assert -1e-9 * count <= later <= at_once * (1 + 1e-12) + 1e-9 * count
-
-
 # --- Time ---------------------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +78,6 @@ def test_who_never_leaves_goes_through_the_whole_model() -> None:
     assert float(early_exit.expected_time(hazards, measure="softmax", head=2.0, first=8)) == 8 + 2
     assert float(early_exit.expected_time(hazards, measure="softmax", head=2.0)) == 8 + 16
     assert float(early_exit.expected_time(hazards, measure="state", head=2.0, check=0.5, first=6)) == 8 + 2 + 1
-    assert float(early_exit.backfilled_rows(hazards, 9)) == 0
 
 
 @given(HAZARDS)
@@ -116,7 +92,6 @@ def test_laws_stand_along_the_last_axis() -> None:
     rows = [[0.2, 0.3, 0.5, 1.0], [0.0, 0.9, 0.1, 0.0], [1.0, 0.5, 0.5, 0.5]]
     functions: list[Callable[[Any], Any]] = [
         early_exit.expected_layers, early_exit.exit_pmf, lambda each: early_exit.expected_layers(each, 3),
-        lambda each: early_exit.backfilled_rows(each, 5),
         lambda each: early_exit.expected_time(each, measure="softmax", head=1.0, propagation=0.1),
         lambda each: early_exit.expected_time(each, measure="state", head=1.0, check=0.2),
     ]  # fmt: skip
@@ -181,8 +156,6 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: early_exit.expected_layers([[], []]), r"hazards must have a chance for each layer, got \[\[\], \[\]\]"),
     (lambda: early_exit.expected_layers(0.5), r"hazards must have a chance for each layer, got 0\.5"),
     (lambda: early_exit.expected_layers([0.5], 0), "batch must be at least 1, got 0"),
-    (lambda: early_exit.backfilled_rows([0.5], 0), "tokens must be between 1 and 1000000, got 0"),
-    (lambda: early_exit.backfilled_rows([0.5], 10**7), "tokens must be between 1 and 1000000, got 10000000"),
     (lambda: early_exit.expected_time([0.5, 1], measure="cosine", head=1.0), "unknown measure 'cosine'"),
     (lambda: early_exit.expected_time([0.5, 1], measure="state", head=-1.0), "head must be at least 0, got -1"),
     (lambda: early_exit.expected_time([0.5, 1], measure="state", head=1.0, check=-1.0), "check must be at least 0"),

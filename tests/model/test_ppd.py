@@ -460,34 +460,6 @@ def test_an_array_gives_what_its_elements_give() -> None:
 # --- Overheads ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_head_of_half_a_layer_breaks_even_at_2_6_percent() -> None:
-    """(e + s)/(x - mu) for many tokens, l/(l - 1) times that for few: x is 20 literally, and e_f more for the eager form."""
-    heads = {"early_head": 0.517, "final_head": 0.517}
-    literal, eager = ppd.literal_gaps(40, 20, **heads), ppd.eager_gaps(40, 20, **heads)
-    for gaps, ahead in ((literal, 20), (eager, 20)):
-        assert float(ppd.break_even_match_rate(*gaps, plain=40.517, tokens=10**9)) == pytest.approx(0.517 / ahead)
-        assert float(ppd.break_even_match_rate(*gaps, plain=40.517, tokens=5)) == pytest.approx(0.517 / ahead * 5 / 4)
-    assert round(0.517 / 20, 3) == 0.026
-    many = {"early_head": 1.0, "dispatch": 0.5, "promotion": 2.0, "final_head": 3.0}
-    for gaps, ahead in ((ppd.literal_gaps(40, 30, **many), 10), (ppd.eager_gaps(40, 30, **many), 13)):
-        p = ppd.break_even_match_rate(*gaps, plain=43.0, tokens=7)
-        assert float(p) == pytest.approx((1.0 + 0.5) / (ahead - 2.0) * 7 / 6)
-        assert float(ppd.latency_of_gaps(*gaps, 7, p)) == pytest.approx(7 * 43.0)
-
-
-def test_break_even_at_its_edges() -> None:
-    assert ppd.break_even_match_rate(44, 24, plain=43, tokens=1) == np.inf  # one token has no match
-    assert ppd.break_even_match_rate(44, 44, plain=43, tokens=9) == np.inf
-    assert ppd.break_even_match_rate(44, 45, plain=43, tokens=9) == np.inf
-    assert ppd.break_even_match_rate(43, 24, plain=43, tokens=9) == 0.0
-    assert ppd.break_even_match_rate(42, 42, plain=43, tokens=1) == 0.0
-    assert ppd.break_even_match_rate(43, 43, plain=43, tokens=9) == 0.0
-    assert ppd.break_even_match_rate(42.9, 24, plain=43, tokens=2) == 0.0  # never negative
-    assert ppd.break_even_match_rate(44, 43.5, plain=43, tokens=2) == 4.0
-    assert ppd.break_even_match_rate(44, 44.25, plain=43, tokens=2) == np.inf
-    assert ppd.break_even_match_rate([44, 42], 24, plain=43, tokens=[[11], [2]]).tolist() == [[0.055, 0.0], [0.1, 0.0]]
-
-
 def test_literal_and_eager_differ_where_heads_take_layers() -> None:
     """d = 32, d' = 24, heads of 2.41 layers (Llama-3-8B): 128 tokens at p = .6065 take 4097 literally and 3911 eagerly."""
     heads = {"early_head": 2.41, "final_head": 2.41}
@@ -685,19 +657,17 @@ def test_candidates_and_tokens_are_checked_everywhere() -> None:
                           lambda k: ppd.nested_units(4, 2, k), lambda k: ppd.nested_waste(4, 2, k)):  # fmt: skip
         with pytest.raises(ParameterError, match="candidates must be at least 1, got 0"):
             of_candidates(0)
-    for of_tokens in (lambda n: ppd.expected_runs(n, 0.5), lambda n: ppd.latency_of_gaps(2, 1, n, 0.5),
-                      lambda n: ppd.break_even_match_rate(2, 1, 1, n)):  # fmt: skip
+    for of_tokens in (lambda n: ppd.expected_runs(n, 0.5), lambda n: ppd.latency_of_gaps(2, 1, n, 0.5)):
         with pytest.raises(ParameterError, match="tokens must be at least 1, got 0"):
             of_tokens(0)
     with pytest.raises(ParameterError, match=r"match_rates\[1\] must be between 0 and 1, got 2.0"):
         ppd.position_latency(40, 20, [0.5, 2.0])
-    for of_gaps in (lambda miss, match: ppd.latency_of_gaps(miss, match, 5, 0.5),
-                    lambda miss, match: ppd.break_even_match_rate(miss, match, 1, 5)):  # fmt: skip
-        with pytest.raises(ParameterError, match=r"after_miss\[1\] must be a finite number, got nan"):
-            of_gaps([1, np.nan], 1)
-        with pytest.raises(ParameterError, match="after_match must be a finite number, got nan"):
-            of_gaps(1, np.nan)
-        assert np.isfinite(of_gaps(-1.0, -2.0))  # a slow link makes gaps of either sign; their bounds are the caller's affair
+    with pytest.raises(ParameterError, match=r"after_miss\[1\] must be a finite number, got nan"):
+        ppd.latency_of_gaps([1, np.nan], 1, 5, 0.5)
+    with pytest.raises(ParameterError, match="after_match must be a finite number, got nan"):
+        ppd.latency_of_gaps(1, np.nan, 5, 0.5)
+    # A slow link makes gaps of either sign; their bounds are the caller's affair.
+    assert np.isfinite(ppd.latency_of_gaps(-1.0, -2.0, 5, 0.5))
     for law in (Iid(0.5), Markov(0.5, 0.1)):
         with pytest.raises(ParameterError, match="tokens must be at least 1, got 0"):
             ppd.predict(Parameters(4, 2, 1), 0, law, UnitCost(4))
@@ -705,8 +675,6 @@ def test_candidates_and_tokens_are_checked_everywhere() -> None:
         choice = SimpleNamespace(layers=4, exit_layer=2, candidates=0, form=form, batched=False)
         with pytest.raises(ParameterError, match="candidates must be at least 1, got 0"):
             ppd.predict(choice, 5, Iid(0.5), UnitCost(4))  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match="plain must be at least 0, got -1"):
-        ppd.break_even_match_rate(2, 1, -1, 5)
 
 
 def test_the_lower_half_has_no_barrier_and_no_eager_timeline() -> None:

@@ -200,12 +200,12 @@ def test_a_shape_may_come_from_a_file() -> None:
     assert hash(found) == hash(SHAPE)
     lacking = {name: value for name, value in vars(SHAPE).items() if name != "hidden"}
     for shape, message in (
-        (vars(SHAPE) | {"colour": 3}, "got an unexpected keyword argument 'colour'"),
-        (lacking, "missing 1 required positional argument: 'hidden'"),
+        (vars(SHAPE) | {"colour": 3}, "unknown key profile tiny.shape.colour; "),
+        (lacking, "profile tiny.shape.hidden is required and has no default; "),
     ):
         with pytest.raises(ParameterError) as caught:
             ProfileCosts(profile("layer", shape=shape))
-        assert str(caught.value) == f"shape of profile tiny: {message}"
+        assert str(caught.value).startswith(message)
 
 
 def test_a_profile_that_is_no_cost_of_a_pass_is_refused() -> None:

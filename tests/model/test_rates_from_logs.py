@@ -449,14 +449,6 @@ def test_the_intervals_of_both_means_are_those_between_sequences() -> None:
     assert np.all((covered >= 360) & (covered <= 397)), covered
 
 
-def test_one_error_of_independence() -> None:
-    """The row of the command's table and `iid_error` are one number."""
-    logs = drawn(np.random.default_rng(5), 0.7, 4, 60)
-    for gamma in (1, 3):
-        (row,) = rates_from_logs.dependence(logs, [gamma], 0.1, 5, np.random.default_rng(2))
-        assert laws.iid_error(logs, gamma) == row.error
-
-
 # --- A public log ---------------------------------------------------------------------------------------------------
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[3] / "shared" / "data")) / "acceptance"
@@ -496,7 +488,8 @@ def test_the_readme_has_the_errors_of_the_log_that_it_names() -> None:
         logs = [row[f"acc_{drafter}"]["acc_len"] for row in rows]
         printed = re.findall(r"([\d.]+) % \((\d)", sentence)
         assert [int(gamma) for _, gamma in printed] == [2, 3, 5, 7]
-        assert [percent for percent, _ in printed] == [f"{100 * laws.iid_error(logs, int(gamma)):.1f}" for _, gamma in printed]
+        found = rates_from_logs.dependence(logs, [2, 3, 5, 7], 0.1, 1, np.random.default_rng(0))
+        assert [percent for percent, _ in printed] == [f"{100 * row.error:.1f}" for row in found]
 
 
 # --- What is wrong --------------------------------------------------------------------------------------------------

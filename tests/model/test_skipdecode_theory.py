@@ -172,15 +172,6 @@ def test_what_is_labelled_2x_skips_less_than_half_of_the_layers() -> None:
     assert (round(min(found), 2), round(max(found), 2)) == (1.41, 1.63)
 
 
-@given(st.floats(1, 40), st.floats(0, 40), st.floats(0, 10))
-def test_time_gains_less_than_layers(mean: float, more: float, fixed: float) -> None:
-    layers = mean + more
-    time = float(skipdecode.time_speedup(layers, mean, fixed))
-    assert 1 - 1e-12 <= time <= float(skipdecode.layer_speedup(layers, mean)) * (1 + 1e-12)
-    assert float(skipdecode.time_speedup(layers, mean, 0)) == float(skipdecode.layer_speedup(layers, mean))
-    assert time == pytest.approx((layers + fixed) / (mean + fixed), rel=1e-14)
-
-
 # --- Errors ---------------------------------------------------------------------------------------------------------------
 
 
@@ -218,10 +209,6 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
     (lambda: skipdecode.layer_speedup(24, [3, 0]), "mean must be above 0"),
     (lambda: skipdecode.layer_speedup(24, -0.5), r"mean must be at least 0, got -0\.5"),
     (lambda: skipdecode.layer_speedup(-1, 3), "layers must be at least 0, got -1"),
-    (lambda: skipdecode.time_speedup(24, [3, 0], 0), "mean must be above 0"),
-    (lambda: skipdecode.time_speedup(24, 12, -1), "fixed must be at least 0, got -1"),
-    (lambda: skipdecode.time_speedup(24, -0.5, 1), r"mean must be at least 0, got -0\.5"),
-    (lambda: skipdecode.time_speedup(-0.5, 1, 1), r"layers must be at least 0, got -0\.5"),
     (lambda: skipdecode.generated_of_mean(-1, 8, 16, 60, 160), "mean must be at least 0, got -1"),
     (lambda: skipdecode.generated_of_mean(12, 8, 16, 60, 160, within=-0.1), r"within must be at least 0, got -0\.1"),
 ]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from model.base.checks import ParameterError
 from model.methods.speculative import dependent_acceptance as laws
 from model.methods.speculative import theory as sd
+from model.methods.speculative.rates_from_logs import dependence
 from model.outcomes.outcome_laws import Markov
 from tests.support.exact import LENGTHS, RATES, close, mean, near, recursion
 
@@ -145,18 +146,22 @@ def test_rounds_of_a_log_by_hand() -> None:
     assert laws.tokens_of_rounds(log, 9, tokens=3) == (1, 3.0)
 
 
+def iid_error(logs: list[list[int]], gamma: int) -> float:
+    (row,) = dependence(logs, [gamma], 0.0, 1, np.random.default_rng(0))
+    return row.error
+
+
 def test_the_iid_error_of_coins_is_noise_and_of_a_fading_draft_is_large() -> None:
     coins = tuple((np.random.default_rng(3).random(50_000) < 0.7).tolist())
     matches = yields_of_long(coins)
     for gamma in (1, 3, 7):
-        assert abs(laws.iid_error(matches, gamma)) < 0.01
-        parts = laws.iid_error([matches[:20_000], matches[20_000:]], gamma)
-        assert parts == pytest.approx(laws.iid_error(matches, gamma), abs=1e-3)
-        assert laws.iid_error([matches], gamma) == laws.iid_error(matches, gamma)
+        assert abs(iid_error([matches], gamma)) < 0.01
+        parts = iid_error([matches[:20_000], matches[20_000:]], gamma)
+        assert parts == pytest.approx(iid_error([matches], gamma), abs=1e-3)
     # Right at once with chance 0.7, afterwards never: gamma = 1 sees no difference, longer drafts do.
     fading = np.where(coins, 2, 1)
-    assert abs(laws.iid_error(fading, 1)) < 0.01
-    wrong = laws.iid_error(fading, 5)
+    assert abs(iid_error([fading.tolist()], 1)) < 0.01
+    wrong = iid_error([fading.tolist()], 5)
     assert wrong == pytest.approx(float(sd.expected_tokens(0.7, 5)) / 1.7 - 1, abs=0.02)
 
 
@@ -174,7 +179,7 @@ def test_the_iid_error_equals_a_plain_walk(log: list[int], gamma: int) -> None:
     coins = [length > 1 for length in log[:-1]]
     expected = recursion(Fraction(sum(coins), max(len(coins), 1)), gamma, len(log), lambda _: Fraction(1))
     rounds = laws.tokens_of_rounds(log, gamma)[0]
-    assert near(1 + laws.iid_error(log, gamma), float(rounds / expected), rtol=1e-12)
+    assert near(1 + iid_error([log], gamma), float(rounds / expected), rtol=1e-12)
 
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[3] / "shared" / "data")) / "acceptance"
@@ -196,7 +201,7 @@ def coins_error(logs: list[list[int]], gamma: int) -> float:
 def test_coins_by_position_overstate_a_draft_that_reads_the_targets_features() -> None:
     """EAGLE is right less often the further it drafts: a new round's first draft says too much of a running round's next one."""
     logs = acceptance_logs("acc_eagle")
-    coins, iid = ([error(logs, gamma) for gamma in range(1, 9)] for error in (coins_error, laws.iid_error))
+    coins, iid = ([error(logs, gamma) for gamma in range(1, 9)] for error in (coins_error, iid_error))
     assert coins[0] == 0  # one draft is a round's first
     for errors in (coins, iid):
         assert all(after > before for before, after in itertools.pairwise(errors))
@@ -215,7 +220,7 @@ def test_coins_by_position_are_right_for_a_draft_that_copies() -> None:
     assert sum(step != -1 for step in steps) < 0.005 * len(steps)
     assert all(abs(coins_error(logs, gamma)) < 2e-4 for gamma in range(1, 9))
     # Independence is another matter: matches come in runs, which long drafts take whole. It costs little, as there are few.
-    errors = [laws.iid_error(logs, gamma) for gamma in range(1, 9)]
+    errors = [iid_error(logs, gamma) for gamma in range(1, 9)]
     assert all(0.05 > before > after > 0 for before, after in itertools.pairwise(errors))
 
 
@@ -234,14 +239,12 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: laws.beta_moments(1, -0.5, 3), r"^b must be at least 0, got -0\.5"),
     (lambda: laws.expected_tokens_random_length(-0.1, [0.5, 0.5]), r"^acceptance_rate must be between 0 and 1, got -0\.1"),
     (lambda: laws.expected_tokens_random_length(1.1, [0.5, 0.5]), r"^acceptance_rate must be between 0 and 1, got 1\.1"),
-    (lambda: laws.iid_error([], 3), "^lengths must be a list"),
     (lambda: laws.expected_tokens_markov(0.8, -0.9, 3), "correlation must be at least"),
     (lambda: laws.expected_tokens_markov(0.8, 0.1, 3, "draft"), "unknown chain 'draft'"),  # type: ignore[arg-type]
     (lambda: laws.expected_tokens_random_length(0.5, [0.5, 0.4]), r"length_pmf must sum to 1, got 0\.9"),
     (lambda: laws.tokens_of_rounds([1, 0], 3), r"lengths\[1\] must be at least 1, got 0"),
     (lambda: laws.tokens_of_rounds([], 3), "lengths must be a list"),
     (lambda: laws.tokens_of_rounds([1, 2], 3, tokens=3), "tokens must be between 1 and the length of the log=2, got 3"),
-    (lambda: laws.iid_error([1, 2], 0), "draft_length must be at least 1"),
 ]
 
 

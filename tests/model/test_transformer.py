@@ -37,14 +37,6 @@ def test_layers_of_opt_are_those_of_skipdecode() -> None:
         assert preset(row["model"]).layers == row["layers"]
 
 
-@pytest.mark.parametrize(
-    ("name", "layers"),
-    [("llama-2-13b", 0.517), ("llama-3-8b", 2.41), ("t5-large", 1.96), ("opt-1.3b", 2.05), ("gpt2", 5.45), ("mt5-small", 40.7)],
-)
-def test_heads_in_layers(name: str, layers: float) -> None:
-    assert preset(name).head_layers == pytest.approx(layers, rel=3e-3)
-
-
 @pytest.mark.parametrize(("name", "billions"), [("llama-2-13b", 13.0), ("opt-1.3b", 1.3), ("opt-6.7b", 6.7), ("llama-3-8b", 8.0)])
 def test_names_say_the_size(name: str, billions: float) -> None:
     """Layers, the embedding, and the head where it is not the embedding."""
@@ -301,6 +293,11 @@ def masked(made: Shape, width: int, batch: int) -> int:
     return batch * made.layers * 4 * made.heads * made.head_dim * (width * (width - 1) // 2)
 
 
+def pass_flops(made: Shape, width: int, context: int, batch: int, source: int = 0, heads: int | None = None) -> float:
+    """Arithmetic of a pass through all decoder layers, `heads` positions of each sequence projected: all, where left out."""
+    return float(made.layers * made.layer_flops(width, context, batch, source) + made.head_flops(batch * (heads or width)))
+
+
 @pytest.mark.parametrize("index", DECODERS)
 @pytest.mark.parametrize(("context", "width", "batch"), [(7, 1, 1), (5, 4, 2)])
 def test_arithmetic_of_a_decoder_is_what_the_library_does(index: int, context: int, width: int, batch: int) -> None:
@@ -309,23 +306,22 @@ def test_arithmetic_of_a_decoder_is_what_the_library_does(index: int, context: i
     model, made = model_of(index)
     tokens = torch.zeros((batch, context + width), dtype=torch.long)
     first, result = counted(lambda: model(tokens[:, :context], use_cache=True, logits_to_keep=1))
-    assert first == made.prompt_flops(context, batch) + masked(made, context, batch)
+    assert first == pass_flops(made, context, 0, batch, heads=1) + masked(made, context, batch)
     again, _ = counted(lambda: model(tokens[:, context:], past_key_values=result.past_key_values, use_cache=True))
-    assert again == made.pass_flops(width, context, batch) + masked(made, width, batch)
+    assert again == pass_flops(made, width, context, batch) + masked(made, width, batch)
 
 
 @pytest.mark.parametrize("index", ENCODERS)
 @pytest.mark.parametrize(("source", "width", "batch"), [(7, 1, 1), (5, 4, 2)])
-def test_arithmetic_of_an_encoder_and_a_decoder_is_what_the_library_does(index: int, source: int, width: int, batch: int) -> None:
+def test_arithmetic_behind_an_encoder_is_what_the_library_does(index: int, source: int, width: int, batch: int) -> None:
     import torch
 
     model, made = model_of(index)
     read, tokens = torch.zeros((batch, source), dtype=torch.long), torch.zeros((batch, width), dtype=torch.long)
-    first, result = counted(lambda: model(input_ids=read, decoder_input_ids=tokens[:, :1], use_cache=True))
-    assert first == made.prompt_flops(source, batch)
+    result = model(input_ids=read, decoder_input_ids=tokens[:, :1], use_cache=True)
     cached = {"encoder_outputs": (result.encoder_last_hidden_state,), "past_key_values": result.past_key_values}
     again, _ = counted(lambda: model(**cached, decoder_input_ids=tokens, use_cache=True))
-    assert again == made.pass_flops(width, 1, batch, source) + masked(made, width, batch)
+    assert again == pass_flops(made, width, 1, batch, source) + masked(made, width, batch)
 
 
 # --- Laws of passes ---
@@ -344,18 +340,6 @@ def of(made: Shape, source: int) -> int:
     return source if made.encoder_layers else 0
 
 
-@given(SIZES, WIDTHS, CONTEXTS, BATCHES, SOURCES)
-def test_a_pass_is_its_layers_its_head_and_its_rows(made: Shape, width: int, context: int, batch: int, source: int) -> None:
-    where = width, context, batch, of(made, source)
-    assert made.pass_flops(*where) == made.layers * made.layer_flops(*where) + made.head_flops(batch * width)
-    layer = made.layer_weight_bytes + made.layer_kv_bytes(*where)
-    assert made.pass_bytes(*where) == made.layers * layer + made.head_bytes(1) + made.embedding_bytes(batch * width)
-    assert made.pass_flops(*where, heads=0) == made.layers * made.layer_flops(*where)
-    deeper = replace(made, layers=made.layers + 1)
-    assert deeper.pass_flops(*where) - made.pass_flops(*where) == made.layer_flops(*where)
-    assert deeper.pass_bytes(*where) - made.pass_bytes(*where) == layer
-
-
 @given(SIZES, WIDTHS, CONTEXTS)
 def test_the_products_of_a_layer_are_all_of_its_arithmetic_but_attention(made: Shape, width: int, context: int) -> None:
     attended = width * context + width * (width + 1) // 2
@@ -368,87 +352,68 @@ def test_the_products_of_a_layer_are_all_of_its_arithmetic_but_attention(made: S
 
 @pytest.mark.parametrize("made", [TINY, preset("t5-small"), preset("opt-125m")])
 def test_what_is_left_out_is_one_text_without_a_source(made: Shape) -> None:
-    for ask in (made.layer_flops, made.layer_kv_bytes, made.pass_flops, made.pass_bytes):
+    for ask in (made.layer_flops, made.layer_kv_bytes):
         assert ask(3, 5) == ask(3, 5, 1) == ask(3, 5, 1, 0)
-    for about in (made.encoder_flops, made.encoder_bytes, made.prompt_flops, made.prompt_bytes):
-        source = 4 if made.encoder_layers or about in (made.prompt_flops, made.prompt_bytes) else 0
-        assert about(source) == about(source, 1)
     assert made.memory_bytes(5) == made.memory_bytes(5, 1) == made.memory_bytes(5, 1, 0)
 
 
 @given(SIZES, WIDTHS, CONTEXTS, BATCHES, SOURCES)
-def test_arithmetic_and_cache_go_with_the_batch_and_weights_do_not(
+def test_arithmetic_and_cache_go_with_the_batch(
     made: Shape, width: int, context: int, batch: int, source: int
 ) -> None:
     at, behind = (width, context), of(made, source)
-    assert made.pass_flops(*at, batch, behind) == batch * made.pass_flops(*at, 1, behind)
+    assert made.layer_flops(*at, batch, behind) == batch * made.layer_flops(*at, 1, behind)
     assert made.layer_kv_bytes(*at, batch, behind) == batch * made.layer_kv_bytes(*at, 1, behind)
-    assert made.prompt_flops(source, batch) == batch * made.prompt_flops(source)
-    once = made.pass_bytes(*at, 1, behind)
-    weights = made.layers * made.layer_weight_bytes + made.head_weights * made.bytes_each
-    assert made.pass_bytes(*at, batch, behind) - weights == batch * (once - weights)
     assert made.memory_bytes(context, batch) - made.memory_bytes(0) == batch * context * made.cache_bytes()
 
 
 @given(SIZES, WIDTHS, CONTEXTS, SOURCES)
 def test_more_is_never_cheaper(made: Shape, width: int, context: int, source: int) -> None:
     behind = of(made, source)
-    for quantity in (made.layer_flops, made.layer_kv_bytes, made.pass_flops, made.pass_bytes):
+    for quantity in (made.layer_flops, made.layer_kv_bytes):
         grid = quantity(np.arange(width, width + 4)[:, None], np.arange(context, context + 3), 2, behind)
         assert grid.shape == (4, 3)
         assert np.all(np.diff(grid, axis=0) > 0)
         assert np.all(np.diff(grid, axis=1) > 0)
         assert grid[2, 1] == quantity(width + 2, context + 1, 2, behind)  # an array is its numbers
-    for whole in (made.prompt_flops, made.prompt_bytes, made.encoder_flops, made.encoder_bytes):
-        if made.encoder_layers or whole in (made.prompt_flops, made.prompt_bytes):
-            assert np.all(np.diff(whole(np.arange(1, 6))) > 0)
 
 
 @given(SIZES, WIDTHS, CONTEXTS)
 def test_a_pass_of_a_decoder_takes_the_operations_of_its_shape(made: Shape, width: int, context: int) -> None:
     """The two accounts are one, but that `operations` takes the weights that make keys and values of an encoder for each token."""
     crossing = 2 * width * made.layers * 2 * made.hidden * made.kv_heads * made.head_dim if made.encoder_layers else 0
-    assert made.pass_flops(width, context) == made.operations(width, context, heads=width) - crossing
+    assert pass_flops(made, width, context, 1) == made.operations(width, context, heads=width) - crossing
 
 
 @given(SIZES, WIDTHS, CONTEXTS)
 def test_a_wide_pass_does_what_narrow_ones_do_and_reads_less(made: Shape, width: int, context: int) -> None:
-    apart = [made.pass_flops(1, context + place) for place in range(width)]
-    assert made.pass_flops(width, context) == sum(apart)
-    assert (made.pass_bytes(width, context) < sum(made.pass_bytes(1, context + place) for place in range(width))) == (width > 1)
+    apart = [made.layer_flops(1, context + place) for place in range(width)]
+    assert made.layer_flops(width, context) == sum(apart)
+    rows = sum(float(made.layer_kv_bytes(1, context + place)) for place in range(width))
+    assert (float(made.layer_kv_bytes(width, context)) < rows) == (width > 1)
 
 
 def test_an_encoder_by_hand() -> None:
     """Two encoder layers and three decoder layers of 8, four heads of 2, 12 inside, ungated, in 4 bytes each."""
     made = Shape(3, 8, 4, 4, 2, 12, False, 100, True, 2, "float32", buckets=32)
     attention, ffn = 4 * 8 * 8, 2 * 8 * 12
-    assert made.encoder_flops(5) == 2 * (2 * 5 * (attention + ffn) + 4 * 8 * 25) + 3 * 2 * 5 * 2 * 8 * 8
-    assert made.encoder_bytes(5, 2) == 4 * (2 * (attention + ffn) + 3 * 2 * 64 + 10 * 3 * 2 * 8 + 10 * 8)
-    assert made.encoder_bytes(0) == 0
-    assert made.encoder_bytes(5) == made.encoder_bytes(5, 1) < made.encoder_bytes(5, 2)
     assert made.layer_weight_bytes == 4 * (attention + 2 * 64 + ffn)
     assert made.layer_kv_bytes(2, 7, 3, 5) == 3 * (9 + 2 + 5) * 2 * 8 * 4
-    assert made.prompt_bytes(5, 2) == made.encoder_bytes(5, 2) + made.pass_bytes(1, 0, 2, 5)
     assert made.memory_bytes(7, 2, 5) == 4 * made.parameters + 2 * 12 * 3 * 2 * 8 * 4
     assert made.parameters == made.layers * made.layer_parameters + 8 + 128 + made.encoder_parameters + 800
 
 
 def test_what_a_decoder_has_no_encoder_for() -> None:
-    assert TINY.encoder_flops(0) == TINY.encoder_bytes(0) == TINY.encoder_parameters == 0
-    assert TINY.prompt_flops(5, 2) == TINY.pass_flops(5, 0, 2, heads=1)
-    assert TINY.prompt_bytes(5, 2) == TINY.pass_bytes(5, 0, 2)
-    assert TINY.pass_flops(5, 0) - TINY.prompt_flops(5) == TINY.head_flops(4)
+    assert TINY.encoder_parameters == 0
 
 
 def test_bytes_go_with_the_type() -> None:
     for dtype, factor in (("float32", 2), ("float16", 1), ("int8", 0.5), ("float8", 0.5)):
         other = replace(TINY, dtype=dtype, positions=9)
         whole = replace(TINY, positions=9)
-        for quantity in ("pass_bytes", "prompt_bytes", "memory_bytes"):
-            arguments = (3, 2) if quantity == "pass_bytes" else (3,)
-            assert getattr(other, quantity)(*arguments) == factor * getattr(whole, quantity)(*arguments)
+        assert other.memory_bytes(3) == factor * whole.memory_bytes(3)
         assert other.cache_bytes() == factor * TINY.cache_bytes()
-        assert other.pass_flops(3, 2) == TINY.pass_flops(3, 2)
+        assert other.layer_flops(3, 2) == TINY.layer_flops(3, 2)
     assert replace(TINY, positions=9).embedding_bytes(5) == 2 * TINY.embedding_bytes(5) == 2 * 5 * 8 * 2
     assert TINY.head_bytes([0, 1, 7]).tolist() == [0, 1600, 1600]
 
@@ -464,7 +429,6 @@ def test_shards_sum_up(made: Shape, ways: int, width: int, context: int, batch: 
     assert ways * part.layer_weight_bytes == whole.layer_weight_bytes
     assert ways * part.layer_kv_bytes(width, context, batch) == whole.layer_kv_bytes(width, context, batch)
     assert ways * part.head_flops(width) == whole.head_flops(width)
-    assert ways * part.encoder_flops(of(made, width)) == whole.encoder_flops(of(made, width))
 
 
 def test_shards_with_copies_of_keys_and_values() -> None:
@@ -508,15 +472,9 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: TINY.layer_flops([1, 1.5], 1), r"width\[1\] must be a whole number, got 1.5"),
     (lambda: TINY.layer_kv_bytes(1, -1), "context must be at least 0, got -1"),
     *[(lambda call=call: getattr(preset("t5-small"), call[0])(*call[1:], 0), "batch must be at least 1, got 0")  # type: ignore[misc]
-      for call in (("layer_flops", 1, 1), ("layer_kv_bytes", 1, 1), ("pass_flops", 1, 1), ("pass_bytes", 1, 1),
-                   ("encoder_flops", 5), ("encoder_bytes", 5), ("prompt_flops", 5), ("prompt_bytes", 5), ("memory_bytes", 5))],
-    (lambda: TINY.pass_flops(1, 1, 1, 5), "source must be 0 without an encoder, got 5"),
-    (lambda: TINY.encoder_flops([0, 3]), "source must be 0 without an encoder, got 3"),
-    (lambda: TINY.encoder_bytes(1), "source must be 0 without an encoder, got 1"),
-    (lambda: preset("t5-small").pass_flops(1, 1, 1, -1), "source must be at least 0, got -1"),
-    (lambda: TINY.pass_flops(2, 1, heads=3), "heads must be at most width, got 3 for 2"),
-    (lambda: TINY.pass_flops(2, 1, heads=-1), "heads must be at least 0, got -1"),
-    (lambda: TINY.prompt_flops(0), "width must be at least 1, got 0"),
+      for call in (("layer_flops", 1, 1), ("layer_kv_bytes", 1, 1), ("memory_bytes", 5))],
+    (lambda: TINY.layer_flops(1, 1, 1, 5), "source must be 0 without an encoder, got 5"),
+    (lambda: preset("t5-small").layer_flops(1, 1, 1, -1), "source must be at least 0, got -1"),
     (lambda: TINY.head_flops(-1), "positions must be at least 0, got -1"),
     (lambda: TINY.head_bytes(-1), "positions must be at least 0, got -1"),
     (lambda: TINY.embedding_bytes(-1), "tokens must be at least 0, got -1"),

@@ -44,12 +44,8 @@ def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Record:
     """What commands on real models call before and around their work."""
     monkeypatch.chdir(tmp_path)
     found = Record(monkeypatch)
-    for module in ("log", "quality", "run", "decode"):
-        found.replace(f"calibrate.commands.{module}_command.placed", "there")
-    found.replace("calibrate.commands.family_commands.placed", "there")
-    for module in ("log_command", "quality_command", "run_command", "decode_command", "layers_command", "links_command",
-                   "family_commands"):  # fmt: skip
-        found.replace(f"calibrate.commands.{module}.progress", lambda quiet, what: no_bar())
+    found.replace("calibrate.commands.common_options.placed", "there")
+    found.replace("calibrate.commands.common_options._bar", lambda quiet, what: no_bar())
     found.replace("calibrate.loading.load_models.models", lambda named, **_: {role: SimpleNamespace(**MODELS) for role in named})
     found.replace("calibrate.loading.load_models.use_heads", (3, 5))
     found.replace("calibrate.loading.load_models.use_heads_of", "heads read")
@@ -79,8 +75,8 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
             },
             "calibrate.family.make_model.tokenizer_of": {"folder": Path("out"), "size": 300},
             "calibrate.family.corpus.own": {"path": Path("notes")},
-            "calibrate.commands.family_commands.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.commands.family_commands.progress": {"quiet": True},
+            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options._bar": {"quiet": True},
         },
     ),
     "calibrate heads": (
@@ -92,8 +88,8 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "corpus": CORPUS, "path": Path("some.heads"), "layers": (2, 4), "resume": True, "report": "a bar",
             },
             "calibrate.family.model_directory.load": {"model": "big"},
-            "calibrate.commands.family_commands.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.commands.family_commands.progress": {"quiet": True},
+            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options._bar": {"quiet": True},
         },
     ),
     "calibrate align": (
@@ -106,8 +102,8 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 },
                 "target": {"name": "big"}, "draft": {"name": "small"}, "corpus": CORPUS, "resume": True, "report": "a bar",
             },
-            "calibrate.commands.family_commands.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.commands.family_commands.progress": {"quiet": True},
+            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options._bar": {"quiet": True},
         },
     ),
     "calibrate decode": (
@@ -119,7 +115,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "named": {"target": "big", "draft": "small", "medium": "middle"}, "device": "there", "dtype": "float64",
             },
             "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4},
-            "calibrate.commands.decode_command.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.decode_command._follow": {
                 "run": {
                     "method": "hierarchical", "settings": {"draft_length": 3, "sampled": True}, "tokens": 12, "seed": 9,
@@ -138,8 +134,8 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "dtype": "float64"},
             "calibrate.loading.load_models.use_heads": {"path": Path("some.heads")},
             "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4, "seed": 9},
-            "calibrate.commands.log_command.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.commands.log_command.progress": {"quiet": True},
+            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options._bar": {"quiet": True},
             "calibrate.decode.position_logging.make": {
                 "out": Path("log.json"), "prompts": [[5, 6]], "tokens": 12, "seed": 9, "resume": True, "report": "a bar",
                 "sampling": {"temperature": 0.5, "top_k": 6, "top_p": 0.75}, "draft": MODELS["decoder"],
@@ -156,8 +152,8 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "dtype": "float64"},
             "calibrate.loading.load_models.use_heads_of": {"where": "big", "heads": "some.heads"},
             "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4, "seed": 9},
-            "calibrate.commands.quality_command.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.commands.quality_command.progress": {"quiet": True},
+            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options._bar": {"quiet": True},
             "calibrate.decode.output_quality.measure": {
                 "out": Path("rows.csv"), "prompts": [[5, 6]], "tokens": 12, "resume": True, "report": "a bar", "method": "bild",
                 "settings": [{"maximum_draft": 5, "fallback_threshold": 0.5, "rollback_threshold": each} for each in (1, 2)],
@@ -170,8 +166,8 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         f" --mode cuda-graph --gpus cuda:1,cuda:2 --resume -o runs.json {REAL}",
         "calibrate.commands.run_command.measured",
         {
-            "calibrate.commands.run_command.placed": {"device": "cuda:1", "threads": 3},
-            "calibrate.commands.run_command.progress": {"quiet": True},
+            "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.commands.common_options._bar": {"quiet": True},
             "calibrate.commands.run_command.measured": {
                 "written": {
                     "run": {
@@ -203,7 +199,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                     "rounds": 4,
                 },
             },
-            "calibrate.commands.layers_command.progress": {"quiet": True},
+            "calibrate.commands.common_options._bar": {"quiet": True},
         },
     ),
     "calibrate links": (
@@ -213,7 +209,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
             "calibrate.timing.transfers.time_links": {
                 "out": Path("out"), "links": ("gloo", "nccl"), "sizes": (8, 16), "repeats": 6, "name": "mine",
             },
-            "calibrate.commands.links_command.progress": {"quiet": True},
+            "calibrate.commands.common_options._bar": {"quiet": True},
         },
     ),
     "calibrate bundle": (
@@ -315,7 +311,7 @@ def test_flags_that_nobody_gave_are_off(command: str, record: Record) -> None:
     for name, value in expected.items():
         assert has(record.calls[work][name], value), (name, record.calls[work][name])
     for function in record.calls:
-        if function.endswith(".progress"):
+        if function.endswith("._bar"):
             assert record.calls[function]["quiet"] is False
             assert record.calls[function]["what"] == BARS.get(command.split()[1], record.calls[function]["what"])
         if function == "calibrate.loading.load_models.models":

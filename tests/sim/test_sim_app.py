@@ -13,14 +13,13 @@ from typing import Any
 
 import polars as pl
 import pytest
-import typer
 from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
 import sim
 from model.methods import registry
 from sim.commands.sim_app import app, guarded
-from sim.scenarios import cases, scenario_file
+from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
 from sim.scenarios.json_schema import of_scenarios
 
@@ -195,9 +194,9 @@ def test_an_error_of_the_system_is_one_line(error: OSError, said: str, capsys: p
     def command() -> None:
         raise error
 
-    with pytest.raises(typer.Exit) as stopped:
+    with pytest.raises(SystemExit) as stopped:
         guarded(command)()
-    assert stopped.value.exit_code == 2
+    assert stopped.value.code == 2
     assert capsys.readouterr() == ("", f"error: {said}\n")
 
 
@@ -251,7 +250,7 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
     kinds: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
     if "anyOf" in schema and not any(fits(value, each) for each in schema["anyOf"]):
         return False
-    if "const" in schema and value != schema["const"]:
+    if ("const" in schema and value != schema["const"]) or ("enum" in schema and value not in schema["enum"]):
         return False
     kind = schema.get("type")
     if kind == "null":
@@ -284,6 +283,8 @@ def test_the_schema_takes_what_the_loader_takes() -> None:
         ("scenario", "tokens", "3", "tokens must be a whole number, got '3'"),
         ("method", "exit_layer", 20.5, "exit_layer must be a whole number, got 20.5"),
         ("method", "name", "pdd", "unknown method 'pdd'"),
+        ("scenario", "notes", ["deck-table-3"], "unknown note 'deck-table-3'"),
+        ("scenario", "views", ["formulas"], "unknown view 'formulas'"),
         ("outcomes", "kind", "idd", "unknown .*'idd'"),
         ("outcomes", "match_rate", 0.5, "match_rate"),  # of another kind of outcomes
         ("cost", "early_heads", 1, "early_heads"),
@@ -314,8 +315,8 @@ def test_the_schema_has_the_keys_of_the_dataclasses() -> None:
     kinds = [set(table["properties"]) for table in sections["cost"]["anyOf"]]
     assert kinds == [{field.name for field in fields(kind)} for kind in (cases.Cost, HardwareCost)]
     [by_name] = [law for law in sections["outcomes"]["anyOf"] if "kind" not in law["properties"]]
-    assert set(by_name["properties"]) == set(cases.LAWS)
-    for outcome, kinds in cases.LAWS.items():
+    assert set(by_name["properties"]) == set(outcomes_section.LAWS)
+    for outcome, kinds in outcomes_section.LAWS.items():
         laws = {law["properties"]["kind"]["const"]: law for law in by_name["properties"][outcome]["anyOf"]}
         assert set(laws) == set(kinds)
         for name, law in kinds.items():

@@ -19,7 +19,7 @@ from model.costs.operating_point import operating_point
 from model.costs.width_curve import PassTimes
 from model.hardware.cost_models import UniformLayers, pass_time
 from model.interpret import interpreter
-from model.interpret.world import DraftModel, World, together
+from model.interpret.world import DraftOutcomes, World, together
 from model.logs import forced_outcomes
 from model.methods.rounds import Rounds, moments, round_prices
 from model.methods.speculative import algorithm, paths, static_batches
@@ -50,7 +50,7 @@ COSTS = COST, WIDE, dataclasses.replace(COST, by_texts=BY_TEXTS)
 def played(parameters: Parameters, luck: Sequence[Sequence[int]], cost: UnitCost, **more: Any) -> Run:
     """The simulator on texts of which so many drafted tokens survive from each place."""
     tokens = max(parameters.lengths or (len(luck[0]),))
-    answers = together([World(1, LAYERS, drafts={"draft": DraftModel("target", own)}) for own in luck])
+    answers = together([World(1, LAYERS, drafts={"draft": DraftOutcomes("target", own)}) for own in luck])
     steps = algorithm.decode(parameters, [0], tokens)
     return simulate(steps, parameters.outputs_of(tokens), Cluster(parameters.units), cost, answers, **more)
 

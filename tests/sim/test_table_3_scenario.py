@@ -60,7 +60,7 @@ def test_the_views_agree_and_say_what_the_fit_says(table: pl.DataFrame) -> None:
 
 def scenario(**cost: Any) -> dict[str, Any]:
     return {
-        "scenario": {"name": "own", "tokens": 128, "replications": 64, "views": ("formula",)},
+        "scenario": {"name": "own", "tokens": 128, "replications": 64, "views": ("formula",), "notes": ["ppd-table-3"]},
         "method": [{"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3}],
         "outcomes": {"kind": "published", "table": "ppd-table-3", "data_set": "squad"},
         "cost": {"kind": "published", "data_set": "squad", **cost},

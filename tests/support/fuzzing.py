@@ -32,7 +32,7 @@ READERS = {
     "bundled_profiles.origins": "lists_of_sources", "comparison_report.put": "pages", "corpus._read": "texts_to_train_on",
     "devices._of_file": "devices", "engine_run.read": "runs_of_engines",
     "figures._stored": "results", "timing_grid.read": "raw_rows", "exit_heads.about": "heads", "exit_heads.load": "heads",
-    "llmservingsim._facts": "tables_of_other_projects", "match_outcomes.text_of": "recorded_outcomes",
+    "llmservingsim._facts": "tables_of_other_projects", "outcome_files.text_of": "recorded_outcomes",
     "json_and_parquet.load": "measured_runs",
     "prompts._of_file": "prompts", "output_quality._kept": "work_that_was_broken_off", "validation_page._behind": "pages",
     "validation_page.stale": "pages",

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 from model.base import checks
 from model.costs.layer_times import UnitCost
-from model.methods.batching import Batching
 from model.methods.demand import Demand
-from model.methods.speculative.algorithm import MAX_DRAFT
+from model.methods.draft_model import MAX_DRAFT
+from model.methods.method_parameters import MethodParameters
 from model.steps import Commit, Continuation, Fork, Forward, Join, Read, Step, Steps
 
 RULES = ("exact", "per-beam")
@@ -35,7 +35,7 @@ MAX_BEAMS = 1000
 
 
 @dataclass(frozen=True)
-class Parameters(Batching):
+class Parameters(MethodParameters):
     """A beam search of k = `beams` hypotheses with drafts of gamma = `draft_length` tokens.
 
     `draft_beams` is u, how many hypotheses the draft follows (rule `exact` alone; without it k). `arrangement`: the hypotheses
@@ -53,11 +53,14 @@ class Parameters(Batching):
     arrangement: str = "batched"
     draft_layers: int = 1
 
+    LABEL = "beam search"
+    SHORT_LABEL = "beams"
     OUTCOMES = ("accept",)
     ROLES = ("draft",)
     COSTS = ("verify_cost", "dispatch", "dispatch_per_process", "dispatch_law", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length", "num_beams": "beams"})
+    EXACT = True
 
     def __post_init__(self) -> None:
         self.check_batching()
@@ -83,18 +86,18 @@ class Parameters(Batching):
                 )
 
     @classmethod
-    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+    def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """Of COSTS those that it looks at with these parameters: one pass over all hypotheses starts no sub-process."""
         arrangement = table.get("arrangement", "batched")
         return cls.COSTS[: {"batched": 1, "sequential": 4}.get(str(arrangement), 5)]
 
     @property
-    def EXACT(self) -> bool:  # noqa: N802  the name that every method has
+    def exact(self) -> bool:
         """Whether the output is that of a beam search with the target alone: the rule decides."""
         return self.rule == "exact"
 
     @property
-    def longest(self) -> int:
+    def longest_draft(self) -> int:
         """The most tokens that a round drafts for a hypothesis."""
         return self.draft_length
 

@@ -37,7 +37,7 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Work, of_passes
-from model.methods.beam.algorithm import ARRANGEMENTS, Parameters
+from model.methods.beam.algorithm import Parameters
 from model.methods.prediction import Prediction
 from model.methods.rounds import AcceptanceLaw, RoundPrices, moments, operations_of, slowest_of
 from model.methods.speculative.theory import expected_tokens
@@ -51,7 +51,7 @@ Floats = NDArray[np.float64]
 def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: UnitCost) -> Prediction:
     """Exactly `tokens` steps, truncated drafts and the law's memory included; times in layer-times.
 
-    Plain decoding is greedy, of one text, as for every method; over a beam search of equal width: `speedup_over_beam_search`.
+    Plain decoding is greedy, of one text, as for every method.
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> choice = Parameters(40, draft_length=3, beams=3, rule="per-beam", arrangement="sequential")
@@ -193,44 +193,6 @@ def speedup(
     verifying = _relative(verify_cost, pass_width(gamma, beams, wide, rule, arrangement))
     turns = beams if arrangement == "sequential" else 1
     return np.asarray(expected_steps(acceptance_rate, gamma) / (turns * (gamma * ratio + verifying)))
-
-
-def speedup_over_beam_search(
-    acceptance_rate: ArrayLike,
-    draft_length: ArrayLike,
-    cost_ratio: ArrayLike,
-    beams: int,
-    *,
-    rule: str = "exact",
-    arrangement: str = "batched",
-    draft_beams: int | None = None,
-    verify_cost: CurveLike | None = None,
-) -> Floats:
-    """Speed over a beam search of the same width without drafts, its hypotheses arranged in the same way, for many tokens.
-
-    `speedup` over that of draft_length = 0. The deck's .79 and .45 are, over k sequential hypotheses, 2.37 and 2.25.
-
-    >>> round(float(speedup_over_beam_search(0.79, 3, 0.75 / 6.39, 3, rule="per-beam", arrangement="sequential")), 3)
-    2.150
-    """
-    ours = speedup(
-        acceptance_rate, draft_length, cost_ratio, beams,
-        rule=rule, arrangement=arrangement, draft_beams=draft_beams, verify_cost=verify_cost,
-    )  # fmt: skip
-    return np.asarray(ours / plain_speed(beams, arrangement, verify_cost=verify_cost))
-
-
-def plain_speed(beams: int, arrangement: str = "batched", *, verify_cost: CurveLike | None = None) -> Floats:
-    """Speed of a beam search without drafts over greedy decoding of one text: 1/k one after another, 1 in parallel, else 1/t(k).
-
-    >>> float(plain_speed(5, "sequential")), float(plain_speed(5, verify_cost=[(1, 1.0), (5, 1.25)]))
-    (0.2, 0.8)
-    """
-    checks.whole("beams", beams, 1)
-    checks.one_of("arrangement", arrangement, ARRANGEMENTS)
-    if arrangement == "batched":
-        return np.asarray(1 / _relative(verify_cost, np.asarray(beams)))
-    return np.asarray(1.0 / (beams if arrangement == "sequential" else 1))
 
 
 def _relative(verify_cost: CurveLike | None, width: NDArray[np.int64]) -> Floats:

@@ -46,7 +46,7 @@ def prices(parameters: Parameters, cost: UnitCost) -> SegmentPrices:
     >>> found.segment[0].tolist(), found.segment[2].tolist()
     ([[24.0, 30.0, 36.0], [30.0, 36.0, 42.0]], [[1.0, 2.0625, 3.125], [1.0625, 2.125, 3.1875]])
     """
-    written = np.arange(parameters.longest + 1.0)
+    written = np.arange(parameters.longest_draft + 1.0)
     runs = written + np.array([[0.0], [1.0]])
     slowdown = np.array([cost.slowdown(width) for width in range(1, parameters.widest + 1)])
     if parameters.exit_layer is None:
@@ -73,7 +73,7 @@ def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], p
     >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist()
     ([3.0], [4.0], [0, 3, 0])
     """
-    longest, again = parameters.longest, parameters.variant == "code"
+    longest, again = parameters.longest_draft, parameters.variant == "code"
     segment = price.segment.reshape(len(price.segment), -1)  # looked up by one number, which is faster than by two
     time, busy, operations, passes, drafted = np.zeros((5, replications))
     accepted = np.zeros(longest + 1, dtype=np.int64)
@@ -172,7 +172,7 @@ def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[St
     mass[0] = 1.0
     code = parameters.variant == "code"
     for start in range(tokens):
-        most = min(parameters.longest, tokens - 1 - start)
+        most = min(parameters.longest_draft, tokens - 1 - start)
         here = slice(start, start + most)
         f, r = fallback[here], rollback[here]
         written = np.concatenate([[1.0], np.cumprod(1 - f)])  # at least so many

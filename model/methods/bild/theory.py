@@ -275,29 +275,6 @@ def intensity_factor(
     return np.asarray(operations / memory_factor(*choice, memory_ratio, variant=variant))
 
 
-def early_exit_speedup(
-    fallback_rate: ArrayLike, rollback_rate: ArrayLike, maximum_draft: ArrayLike, exit_layer: ArrayLike, layers: ArrayLike
-) -> Floats:
-    """Speed over the whole model, where its first `exit_layer` layers are the small model: Section 4.4 of [Kim2023].
-
-    Both share those layers' keys and values, so nothing is read twice: n + 1 tokens go through the first layers one by one, the run
-    that finds the model unsure among them, and together through the rest: E[tokens] / (1 - c + c (1 + E[n])), c = exit_layer /
-    layers. Heads are left out.
-
-    >>> round(float(early_exit_speedup(0.3, 0.05, 10, 1, 8)), 3)
-    2.3
-    """
-    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
-    depth, exit_ = checks.whole_array("layers", layers, 1), checks.whole_array("exit_layer", exit_layer, 1)
-    if np.any(exit_ > depth):
-        first = tuple(np.argwhere(exit_ > depth)[0])
-        got, bound = (np.broadcast_to(each, np.broadcast_shapes(exit_.shape, depth.shape))[first] for each in (exit_, depth))
-        raise checks.ParameterError(f"exit_layer must be between 1 and layers={bound:g}, got {got:g}")
-    ratio = exit_ / depth
-    time = 1 - ratio + ratio * large_inputs(fallback, most)
-    return np.asarray(expected_tokens(fallback, rollback, most) / time)
-
-
 # --- Helpers ----------------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,6 @@ from model.methods.bild.algorithm import VARIANTS
 
 Floats = NDArray[np.float64]
 Digits = NDArray[np.uint8]
-Bools = NDArray[np.bool_]
 
 COLUMNS = ("confidence", "distance", "agrees")
 

@@ -3,14 +3,13 @@
 Behind each layer from `first` on a measure of confidence is compared with a threshold that may fall with the position; a token that
 passes leaves. `hazards` are the chances h_1, ..., h_L that a token which has come to a layer leaves behind it, along the last axis;
 behind layer L all do, whatever h_L says. What is skipped is owed: a later token that goes deeper attends to keys and values which
-were not computed. They are projected from the state at the exit, for each token at once (`propagation`), or for all tokens before
-when one first needs them (`backfilled_rows`: CALM-DEC in Table 5 of [DelCorro2023]). A batch goes on until its last token leaves.
+were not computed. They are projected from the state at the exit, for each token at once (`propagation`). A batch goes on until its
+last token leaves.
 
 Times are in layer-times. Lossy: what it does to the text no formula says.
 
 [Schuster2022] T. Schuster et al. Confident Adaptive Language Modeling. NeurIPS 2022, arXiv:2207.07061.
 [t5x] google-research/t5x, t5x/contrib/calm, which decays its threshold in another way than the paper.
-[DelCorro2023] L. Del Corro et al. SkipDecode. arXiv:2307.02628.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account, Work
-from model.methods import batching
 from model.methods.early_exit import finite_early_exit
 from model.methods.early_exit.algorithm import FORMS as FORMS
 from model.methods.early_exit.algorithm import MEASURES as MEASURES
@@ -84,22 +82,6 @@ def expected_layers(hazards: ArrayLike, batch: int = 1) -> Floats:
     return np.asarray((1 - (1 - _arriving(hazards)) ** batch).sum(axis=-1))
 
 
-def backfilled_rows(hazards: ArrayLike, tokens: int) -> Floats:
-    """Keys and values that are filled in when a later token first needs them, over a text of so many tokens [rows of a layer].
-
-    A token that left above layer j lacks a row there, with chance q_j; it is owed if one of the later tokens comes to j. Summed
-    over tokens: q (n - (1 - q^n) / (1 - q)). Never more than what `propagation` at once takes, n (L - E[layers]).
-
-    >>> round(float(backfilled_rows([0.5, 0.5, 1.0], 10)), 2), round(10 * (3 - float(expected_layers([0.5, 0.5, 1.0]))), 2)
-    (8.67, 12.5)
-    """
-    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    missing = 1 - _arriving(hazards)
-    with np.errstate(invalid="ignore"):  # 0 / 0
-        last = np.where(missing < 1, (1 - missing**tokens) / (1 - missing), float(tokens))
-    return np.asarray((missing * (tokens - last)).sum(axis=-1))
-
-
 # --- A decoding -------------------------------------------------------------------------------------------------------
 
 
@@ -115,13 +97,13 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost)
     n = int(np.asarray(tokens))
     parameters.check_tokens(n)
     mean, variance = finite_early_exit.moments(parameters, n, law, cost)
-    values = mean, variance, mean, 1.0, parameters.units, batching.plain_time(parameters, n, cost)
+    values = mean, variance, mean, 1.0, parameters.units, parameters.plain_time(n, cost)
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in values))
 
 
 def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds: the deepest column at every step, and every row filled in alone."""
-    widths = {width for _, width in batching.columns(parameters, tokens)}
+    widths = {width for _, width in parameters.columns(tokens)}
     deepest = max(float(np.nanmax(finite_early_exit.column_times(parameters, cost, width))) for width in widths)
     last = tokens if cost.curve is None else min(tokens, int(cost.curve.last))
     widest = max(cost.layers_slowdown(width) for width in range(1, last + 1))

@@ -55,7 +55,7 @@ class PassPrices(NamedTuple):
 
 def prices(parameters: Parameters, cost: UnitCost) -> PassPrices:
     """What passes and moves between units take."""
-    verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest + 2)])
+    verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest_draft + 2)])
     link = cost.link if parameters.placement == "apart" else 0.0
     operations = cost.operations("draft"), cost.operations("medium")
     return PassPrices(cost.required("draft"), cost.required("medium"), verify, link, *operations, cost.draft_devices)
@@ -75,7 +75,7 @@ def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_a
     each = recursive if parameters.reading == "recursive" else one_pass
     found = [
         each(parameters, tokens, large, chain, price)
-        for large, chain in product(_large_chances(accept, tokens, parameters.longest), chains)
+        for large, chain in product(_large_chances(accept, tokens, parameters.longest_draft), chains)
     ]
     mean, square, *rest = np.mean(found, axis=0).tolist()
     return rounds.Moments(mean, max(square - mean**2, 0.0) if square == square else square, *rest)
@@ -233,4 +233,4 @@ def _starts(large: Chances, gamma: int, tokens: int) -> Floats:
 
 def _from(law: Chain, start: int, count: int) -> Chain:
     """The law of the positions from `start` on."""
-    return ByPosition(law.match_rates[start : start + count]) if isinstance(law, ByPosition) else law
+    return ByPosition(law.rates[start : start + count], name=law.name) if isinstance(law, ByPosition) else law

@@ -36,7 +36,7 @@ from model.interpret.account import Account, Work, of_passes
 from model.methods.hierarchical import finite_hierarchical
 from model.methods.hierarchical.algorithm import READINGS, Parameters
 from model.methods.prediction import Prediction
-from model.methods.speculative.theory import acceptance_from_length, draft_runs, expected_tokens, sum_of_powers, target_runs
+from model.methods.speculative.theory import draft_runs, expected_tokens, sum_of_powers, target_runs
 
 Floats = NDArray[np.float64]
 
@@ -69,7 +69,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cos
 def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds: more passes of the smaller models, and moves, than any round has."""
     price = finite_hierarchical.prices(parameters, cost)
-    mediums = parameters.longest + 2
+    mediums = parameters.longest_draft + 2
     drafts = mediums * max(parameters.draft_length, parameters.inner_draft_length or 0)
     busy = drafts * price.draft + mediums * price.medium + float(price.verify.max())
     return tokens * (busy + 2 * (drafts + mediums + 1) * price.link), tokens * busy
@@ -242,88 +242,6 @@ def breakeven_kept(draft_length: ArrayLike, cost_ratio: ArrayLike, medium_cost_r
     return np.asarray(1 + gamma * small / medium)
 
 
-def breakeven_medium_acceptance_rate(
-    draft_length: ArrayLike, cost_ratio: ArrayLike, medium_cost_ratio: ArrayLike, *, reading: str = "literal"
-) -> Floats:
-    """The a1 above which the hierarchy is faster than the large and the medium model alone; nan where none is high enough.
-
-    `breakeven_kept` solved for a1; `literal` or `reuse`, whose rounds give as many tokens as those of the two models.
-
-    >>> round(float(breakeven_medium_acceptance_rate(3, 0.117, 0.5)), 3), float(breakeven_medium_acceptance_rate(3, 0.5, 0.5))
-    (0.75, nan)
-    """
-    checks.one_of("reading", reading, ("literal", "reuse"))
-    needed, gamma = np.broadcast_arrays(breakeven_kept(draft_length, cost_ratio, medium_cost_ratio), _length(draft_length))
-    # a1 + ... + a1^gamma = needed, or 1 + a1 + ... + a1^(gamma-1) = needed.
-    terms, length = (gamma, needed + 1) if reading == "literal" else (gamma - 1, needed)
-    return _rate_of_length(length, terms)
-
-
-def breakeven_small_acceptance_rate(
-    acceptance_rate: ArrayLike,
-    medium_acceptance_rate: ArrayLike,
-    draft_length: ArrayLike,
-    cost_ratio: ArrayLike,
-    medium_cost_ratio: ArrayLike,
-    *,
-    reading: str = "literal",
-    inner_draft_length: ArrayLike | None = None,
-) -> Floats:
-    """The rate a at which the large model must accept the small one's own tokens for the two alone to be as fast.
-
-    E(a) / (1 + gamma c) = the hierarchy's speed, both with this draft length. Below it the hierarchy is the faster one. nan where
-    no rate is high enough: the hierarchy is faster in any case; 0 where any rate is.
-
-    >>> round(float(breakeven_small_acceptance_rate(0.771, 0.972, 3, 0.117, 0.5)), 3)
-    0.535
-    """
-    speed = speedup(
-        acceptance_rate, medium_acceptance_rate, draft_length, cost_ratio, medium_cost_ratio,
-        reading=reading, inner_draft_length=inner_draft_length,
-    )  # fmt: skip
-    gamma = _length(draft_length)
-    length = np.maximum(speed * (1 + gamma * np.asarray(cost_ratio, dtype=np.float64)), 1.0)
-    return _rate_of_length(length, gamma)
-
-
-def rates_of_speeds(
-    medium_speedup: ArrayLike,
-    hierarchy_speedup: ArrayLike,
-    draft_length: ArrayLike,
-    cost_ratio: ArrayLike,
-    medium_cost_ratio: ArrayLike,
-    *,
-    reading: str = "literal",
-    inner_draft_length: ArrayLike | None = None,
-) -> tuple[Floats, Floats]:
-    """The acceptance rates (a2, a1) that explain two measured speeds, of the large and medium model alone and of the hierarchy.
-
-    Theorem 3.8 of Leviathan et al. solved for a2, then `speedup` for a1, in which it rises. nan where there is none: then no
-    independent acceptance explains the two at these costs. The deck's speeds, 1.13 and 1.46, with its small model's
-    time of 0.75 in 6.39, if the medium model's is a half, and if it is 0.9:
-
-    >>> [round(float(rate), 3) for rate in rates_of_speeds(1.13, 1.46, 3, 0.75 / 6.39, 0.5)]
-    [0.771, 0.972]
-    >>> [round(float(rate), 3) for rate in rates_of_speeds(1.13, 1.46, 3, 0.75 / 6.39, 0.9)]
-    [nan, nan]
-    """
-    pair, goal = checks.array("medium_speedup", medium_speedup, 0), checks.array("hierarchy_speedup", hierarchy_speedup, 0)
-    gamma, medium = _length(draft_length), checks.array("medium_cost_ratio", medium_cost_ratio, 0)
-    large = _rate_of_length(pair * (1 + gamma * medium), gamma)
-    known = np.where(np.isnan(large), 0.0, large)
-
-    def speed(rate: ArrayLike) -> Floats:
-        return speedup(known, rate, gamma, cost_ratio, medium, reading=reading, inner_draft_length=inner_draft_length)
-
-    possible = ~np.isnan(large) & (speed(0.0) <= goal) & (goal <= speed(1.0))
-    low, high = np.zeros(possible.shape), np.ones(possible.shape)
-    for _ in range(60):
-        middle = (low + high) / 2
-        slow = speed(middle) < goal
-        low, high = np.where(slow, middle, low), np.where(slow, high, middle)
-    return np.array(np.broadcast_to(large, possible.shape)), np.asarray(np.where(possible, high, np.nan))
-
-
 # --- Another hierarchy ------------------------------------------------------------------------------------------------
 
 
@@ -396,10 +314,3 @@ def _verification(medium: Floats, gamma: Floats, reading: str, verify_cost: Curv
         return curve.relative(gamma + 1)
     longer = medium**gamma
     return np.asarray((1 - longer) * curve.relative(gamma + 1) + longer * curve.relative(gamma + 2))
-
-
-def _rate_of_length(length: ArrayLike, gamma: ArrayLike) -> Floats:
-    """`acceptance_from_length`, nan where no rate gives that many tokens."""
-    length, gamma = (np.asarray(values, dtype=np.float64) for values in np.broadcast_arrays(length, gamma))
-    possible = (length >= 1) & (length <= gamma + 1) & (gamma >= 1)
-    return np.where(possible, acceptance_from_length(np.where(possible, length, 1.0), np.maximum(gamma, 1)), np.nan)

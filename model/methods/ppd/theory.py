@@ -80,7 +80,7 @@ def latency_variance(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike
     12700.0
     """
     d, exit_at, n = _shape(layers, exit_layer, tokens)
-    return np.asarray((d - exit_at) ** 2 * Iid(match_rate).variance(n - 1))
+    return np.asarray((d - exit_at) ** 2 * Iid(match_rate, name="match_rate").variance(n - 1))
 
 
 def latency_pmf(layers: int, exit_layer: int, tokens: int, match_rate: float) -> tuple[Floats, Floats]:
@@ -93,7 +93,7 @@ def latency_pmf(layers: int, exit_layer: int, tokens: int, match_rate: float) ->
     >>> values.tolist(), probabilities.round(12).tolist()
     ([80.0, 100.0, 120.0], [0.25, 0.5, 0.25])
     """
-    return _law_of_latency(layers, exit_layer, tokens, Iid(match_rate))
+    return _law_of_latency(layers, exit_layer, tokens, Iid(match_rate, name="match_rate"))
 
 
 def normalized_latency(match_rate: ArrayLike) -> Floats:
@@ -186,7 +186,7 @@ def markov_latency(
     layers/2, or the nested form; in the flat form the mean moves too (`flat_latency`).
     """
     d, exit_at, n = _shape(layers, exit_layer, tokens)
-    spread = Markov(match_rate, correlation).variance(n - 1)
+    spread = Markov(match_rate, correlation, name="match_rate").variance(n - 1)
     return expected_latency(d, exit_at, n, match_rate), np.asarray((d - exit_at) ** 2 * spread)
 
 
@@ -254,24 +254,6 @@ def latency_of_gaps(after_miss: ArrayLike, after_match: ArrayLike, tokens: Array
     miss, match = checks.array("after_miss", after_miss), checks.array("after_match", after_match)
     n, p = checks.whole_array("tokens", tokens, 1), checks.array("match_rate", match_rate, 0, 1)
     return np.asarray(miss * n - (n - 1) * p * (miss - match))
-
-
-def break_even_match_rate(after_miss: ArrayLike, after_match: ArrayLike, plain: ArrayLike, tokens: ArrayLike) -> Floats:
-    """The match rate at which the expected time equals plain decoding's, from the gaps and the plain time of one token.
-
-    (G0 - plain) / (G0 - G1) * l / (l - 1). Above 1 it cannot pay; infinite where a match saves nothing or there is one token.
-    For many tokens, without a slow link and in layer-times it is (e + s) / (x - mu), x being how far a match is ahead.
-
-    >>> gaps = literal_gaps(40, 20, early_head=0.517, final_head=0.517)
-    >>> round(float(break_even_match_rate(*gaps, plain=40.517, tokens=10**6)), 3)
-    0.026
-    """
-    miss, match = checks.array("after_miss", after_miss), checks.array("after_match", after_match)
-    n, base = checks.whole_array("tokens", tokens, 1), checks.array("plain", plain, 0)
-    loss, gain = (miss - base) * n, (miss - match) * (n - 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate = np.where(loss <= 0, 0.0, np.where(gain > 0, loss / gain, np.inf))
-    return np.asarray(rate)
 
 
 # --- Nested: exit layers below d/2, sub-processes predict too -----------------------------------------------------------
@@ -448,8 +430,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     law's rate may be arrays that broadcast. Otherwise the stages are summed over the law, one decoding at a time.
     """
     if isinstance(law, Iid) and cost.plain and not (parameters.batched and cost.verify_cost is not None):
-        closed = _closed_form(parameters, tokens, law.match_rate)
-        given = (parameters.layers, parameters.exit_layer, parameters.candidates, tokens, law.match_rate)
+        closed = _closed_form(parameters, tokens, law.rate)
+        given = (parameters.layers, parameters.exit_layer, parameters.candidates, tokens, law.rate)
         lacking = np.isnan(closed.latency_variance).any() or np.isnan(closed.units_ratio).any()
         if not lacking or any(np.ndim(value) for value in given):
             return closed

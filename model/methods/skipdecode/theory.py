@@ -5,7 +5,7 @@ t = (i - prompt) / (sequence - prompt) and `sequence` the longest text, prompt i
 together, at the position of the column. Layers are the first `warm_up` ones and then the topmost (Section 2.4); as the schedule
 never rises, every layer that a token uses has the keys and values of all tokens before it, and none is computed again.
 
-The "speed-up" of the paper is a ratio of layers, `layer_speedup`. Time is another thing, `time_speedup`: what does not shrink with
+The "speed-up" of the paper is a ratio of layers, `layer_speedup`. Time is another thing: what does not shrink with
 the layers, the projection onto the vocabulary first of all, is not skipped. Lossy: what it does to the text no formula says.
 
 [DelCorro2023] L. Del Corro et al. SkipDecode: Autoregressive Skip Decoding with Batching and Caching for Efficient LLM Inference.
@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account, Totals, Work
-from model.methods import batching
 from model.methods.prediction import Prediction
 from model.methods.skipdecode.algorithm import ROUNDINGS as ROUNDINGS
 from model.methods.skipdecode.algorithm import Parameters, schedule, skipped
@@ -115,9 +114,9 @@ def _times(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, 
     parameters.check_tokens(tokens)
     gaps = [skipped(parameters, budget) for budget in schedule(parameters, tokens)]
     layers = [cost.layers_of(0, parameters.layers, each) + cost.final_head for each in gaps]
-    columns = batching.columns(parameters, tokens)
+    columns = parameters.columns(tokens)
     latency = sum(cost.step + layers[column] * cost.layers_slowdown(width) for column, width in columns)
-    return latency, 0.0, latency, 1.0, parameters.units, batching.plain_time(parameters, tokens, cost)
+    return latency, 0.0, latency, 1.0, parameters.units, parameters.plain_time(tokens, cost)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
@@ -139,7 +138,7 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work:
     1204.0
     """
     budgets = schedule(parameters, tokens)
-    rows = [(budgets[place], width, place + 1) for place, width in batching.columns(parameters, tokens)]
+    rows = [(budgets[place], width, place + 1) for place, width in parameters.columns(tokens)]
     layers, widths, seen = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
     attended = float(layers @ (widths * seen))
     total = Totals(len(rows), float(layers.sum()), float(layers @ widths), attended, attended)
@@ -158,19 +157,6 @@ def layer_speedup(layers: ArrayLike, mean: ArrayLike) -> Floats:
     whole, mean_ = checks.array("layers", layers, 0), checks.array("mean", mean, 0)
     _refuse_nothing("mean", mean_)
     return np.asarray(whole / mean_)
-
-
-def time_speedup(layers: ArrayLike, mean: ArrayLike, fixed: ArrayLike) -> Floats:
-    """Speed over the whole model: (layers + fixed) / (mean + fixed), `fixed` what a token takes beside its layers [layer-times].
-
-    The projection onto the vocabulary alone is 2.05 layers of OPT-1.3B.
-
-    >>> round(float(time_speedup(24, 14.7, 2.05)), 2)
-    1.56
-    """
-    whole, mean_, more = (checks.array(name, given, 0) for name, given in (("layers", layers), ("mean", mean), ("fixed", fixed)))
-    _refuse_nothing("mean", np.asarray(mean_ + more))
-    return np.asarray((whole + more) / (mean_ + more))
 
 
 # --- Helpers ----------------------------------------------------------------------------------------------------------

@@ -11,14 +11,12 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.methods.speculative.rates_from_logs import dependence
 from model.methods.speculative.theory import sum_of_powers
 from model.outcomes.outcome_laws import Markov
 
@@ -99,7 +97,7 @@ def expected_tokens_markov(
     """
     checks.one_of("chain", chain, ("output", "tested"))
     p = checks.array("acceptance_rate", acceptance_rate, 0, 1)
-    law = Markov(p, correlation)
+    law = Markov(p, correlation, name="acceptance_rate")
     a, b = law.after_success, law.after_failure
     gamma = checks.whole_array("draft_length", draft_length, 0)
     coins = gamma + 1 if chain == "output" else np.maximum(gamma, 1.0)
@@ -146,27 +144,6 @@ def tokens_of_rounds(lengths: ArrayLike, draft_length: int, tokens: int | None =
         log = log[:tokens]
     rounds = _starts(log, draft_length).size
     return rounds, log.size / rounds
-
-
-def iid_error(lengths: ArrayLike | Sequence[ArrayLike], draft_length: int) -> float:
-    """The error of independence: predicted over observed tokens a round, less 1, where acceptances are taken for independent.
-
-    0.1 is 10 % too many. One log as in `tokens_of_rounds`, or a list of them. It is the `error` of
-    `model.methods.speculative.rates_from_logs.dependence`, where its interval is: alpha is the share of positions whose own draft's
-    first token is accepted, and `target_runs` gives the rounds that each log then takes. A draft that reads the target's features
-    is right less often further from its start, so the error is positive; alpha fitted to real rounds of the same draft length hides
-    it.
-
-    >>> iid_error([2] * 1000, 3)  # the first draft is always right, the second never
-    1.0
-    """
-    (found,) = dependence(_logs(lengths), [draft_length], 0.0, 1, np.random.default_rng(0))
-    return found.error
-
-
-def _logs(lengths: ArrayLike | Sequence[ArrayLike]) -> list[Whole]:
-    several = isinstance(lengths, Sequence) and len(lengths) > 0 and np.ndim(lengths[0]) == 1
-    return [_log(each) for each in cast(Sequence[ArrayLike], lengths)] if several else [_log(cast(ArrayLike, lengths))]
 
 
 def _log(lengths: ArrayLike) -> Whole:

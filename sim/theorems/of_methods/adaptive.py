@@ -7,13 +7,12 @@ An example has a `policy`, its options under `options`, the longest draft, and w
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import DraftModel, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.adaptive import paths as sampler
 from model.methods.adaptive import theory as formulas
 from model.methods.adaptive.algorithm import OPTIONS, Parameters, decode
@@ -24,7 +23,7 @@ from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import PROMPT, accepted, always, ends, model, pairs, rounds
 from sim.theorems.output_law import distance, law_of_text, own_law
 from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.theorem import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -34,74 +33,7 @@ _SEEING = ("gradient", "optimum", "heuristic")
 """The policies that look at nothing but what was drafted and accepted."""
 
 
-def events_are_paths(x: Example) -> None:
-    run, n = play(x), len(x["accept"])
-    tally = sampler.walk(choice(x), n, _COST, always(x["accept"][:-1]))
-    equal("latency", float(tally.time[0]), run.latency)
-    equal("rounds", int(tally.rounds[0]), rounds(run))
-
-
-def accepted_and_rounds(x: Example) -> None:
-    run = play(x)
-    equal("accepted tokens and rounds", accepted(run) + rounds(run), len(x["accept"]))
-    equal("text", run.tokens, [*range(1, len(x["accept"]) + 1)])
-    at_most("tokens of a draft", max(count for _, count in run.rounds), choice(x).longest)
-
-
-def nobody_beats_the_oracle(x: Example) -> None:
-    n, alpha = x["tokens"], x["rate"]
-    outcomes = paths(n - 1)
-    runs = [play(x, accept=[*row, False]).latency for row in outcomes.T.tolist()]
-    mean = float(chances(Iid(alpha), outcomes) @ np.array(runs))
-    # The last token is never a drafted one: it takes a pass whatever its luck.
-    bound = 1 + (n - 1) / float(speculative.oracle_speedup(alpha, _RATIO))
-    at_most("least mean time of any policy", bound, mean, CLOSE)
-
-
-def heuristic_in_the_mean(x: Example) -> None:
-    n, alpha = x["tokens"], x["rate"]
-    x = {**x, "policy": "heuristic", "options": {name: value for name, value in x["options"].items() if name == "draft_length"}}
-    outcomes = paths(n - 1)
-    times = np.array([play(x, accept=[*row, False]).latency for row in outcomes.T.tolist()])
-    mass = chances(Iid(alpha), outcomes)
-    found = formulas.predict(choice(x), n, Iid(alpha), _COST)
-    mean = math.fsum(mass * times)
-    equal("mean latency", float(found.latency), mean, CLOSE)
-    equal("its variance", float(found.latency_variance) + mean**2, math.fsum(mass * times**2), CLOSE)
-
-
-def right_law(x: Example) -> None:
-    parameters = choice({**x, "options": x["options"], "sampled": True})
-    models = {role: model(x[role]) for role in ("target", "draft")}
-    law = law_of_text(lambda: decode(parameters, PROMPT, x["tokens"], ends(x)), models, PROMPT, x["tokens"])
-    want = own_law(models["target"], PROMPT, x["tokens"], x.get("stop"))
-    if law != want:
-        raise AssertionError(f"the laws of the text are apart by {distance(law, want)}")
-
-
-def acceptance_never_costs(x: Example) -> None:
-    at = x["at"] % len(x["accept"])
-    better = [*x["accept"][:at], True, *x["accept"][at + 1 :]]
-    at_most("latency with one acceptance more", play(x, accept=better).latency, play(x).latency)
-
-
-# --- Playing an example ---
-
-_COST = UnitCost(1, cost_ratio=_RATIO)
-
-
-def choice(x: Example) -> Parameters:
-    """The parameters of an example's decoding."""
-    given = Parameters(1, x["policy"], x["longest"], sampled=x.get("sampled", False), **x["options"])
-    return given.informed(_COST)
-
-
-def play(x: Example, **changes: Any) -> Run:
-    """Simulate an example's decoding, with some of its fields changed."""
-    x = {**x, **changes}
-    n, parameters = len(x["accept"]), choice(x)
-    draft = DraftModel("target", survivors({"draft_length": n, "accept": x["accept"]}))
-    return simulate(decode(parameters, [0], n), n, Cluster(1), _COST, World(1, 1, drafts={"draft": draft}))
+theorem = Collected("adaptive")
 
 
 # --- What they are tried on ---
@@ -159,32 +91,85 @@ def _within(x: Example) -> Example:
     return {**{name: value for name, value in x.items() if name != "draft_length"}, "options": options}
 
 
-_theorem = partial(Theorem, method="adaptive")
+@theorem("1", "Simulator and paths agree on every path, exactly, whatever the policy.", source="one policy", given=_decodings)
+def events_are_paths(x: Example) -> None:
+    run, n = play(x), len(x["accept"])
+    tally = sampler.walk(choice(x), n, _COST, always(x["accept"][:-1]))
+    equal("latency", float(tally.time[0]), run.latency)
+    equal("rounds", int(tally.rounds[0]), rounds(run))
 
-THEOREMS = (
-    _theorem(
-        "1", "Simulator and paths agree on every path, exactly, whatever the policy.", source="one policy",
-        given=_decodings, holds=events_are_paths,
-    ),
-    _theorem(
-        "4", "Accepted tokens and rounds add up to l, no draft is too long, and the text is the target's own.",
-        source="a round gives one token more than it accepts", given=_decodings, holds=accepted_and_rounds,
-    ),
-    _theorem(
-        "10a", "No policy's mean time, over all luck, is below 1 + (1 - alpha + c alpha) (l - 1).",
-        source="[Leviathan2023], 3.5: the oracle", given=_rated, holds=nobody_beats_the_oracle,
-    ),
-    _theorem(
-        "10b", "Mean and variance of the time of the +2/-1 rule are those over all luck.", source="over position and length",
-        given=_rated, holds=heuristic_in_the_mean,
-    ),
-    _theorem(
-        "14", "Sampled, the text has the target's own law, exactly, whatever ends the drafts: lengths or confidence.",
-        source="whether to draft is decided before a token is drawn", given=_models, holds=right_law,
-    ),
-    _theorem(
-        "29", "An acceptance in place of a rejection never makes an adaptive decoding longer.",
-        source="false: it may make the policy draft more where nothing is accepted",
-        given=_turning, holds=acceptance_never_costs, expect="fails",
-    ),
-)  # fmt: skip
+
+@theorem("4", "Accepted tokens and rounds add up to l, no draft is too long, and the text is the target's own.",
+         source="a round gives one token more than it accepts", given=_decodings)
+def accepted_and_rounds(x: Example) -> None:
+    run = play(x)
+    equal("accepted tokens and rounds", accepted(run) + rounds(run), len(x["accept"]))
+    equal("text", run.tokens, [*range(1, len(x["accept"]) + 1)])
+    at_most("tokens of a draft", max(count for _, count in run.rounds), choice(x).longest_draft)
+
+
+@theorem("10a", "No policy's mean time, over all luck, is below 1 + (1 - alpha + c alpha) (l - 1).",
+         source="[Leviathan2023], 3.5: the oracle", given=_rated)
+def nobody_beats_the_oracle(x: Example) -> None:
+    n, alpha = x["tokens"], x["rate"]
+    outcomes = paths(n - 1)
+    runs = [play(x, accept=[*row, False]).latency for row in outcomes.T.tolist()]
+    mean = float(chances(Iid(alpha), outcomes) @ np.array(runs))
+    # The last token is never a drafted one: it takes a pass whatever its luck.
+    bound = 1 + (n - 1) / float(speculative.oracle_speedup(alpha, _RATIO))
+    at_most("least mean time of any policy", bound, mean, CLOSE)
+
+
+@theorem("10b", "Mean and variance of the time of the +2/-1 rule are those over all luck.", source="over position and length",
+         given=_rated)
+def heuristic_in_the_mean(x: Example) -> None:
+    n, alpha = x["tokens"], x["rate"]
+    x = {**x, "policy": "heuristic", "options": {name: value for name, value in x["options"].items() if name == "draft_length"}}
+    outcomes = paths(n - 1)
+    times = np.array([play(x, accept=[*row, False]).latency for row in outcomes.T.tolist()])
+    mass = chances(Iid(alpha), outcomes)
+    found = formulas.predict(choice(x), n, Iid(alpha), _COST)
+    mean = math.fsum(mass * times)
+    equal("mean latency", float(found.latency), mean, CLOSE)
+    equal("its variance", float(found.latency_variance) + mean**2, math.fsum(mass * times**2), CLOSE)
+
+
+@theorem("14", "Sampled, the text has the target's own law, exactly, whatever ends the drafts: lengths or confidence.",
+         source="whether to draft is decided before a token is drawn", given=_models)
+def right_law(x: Example) -> None:
+    parameters = choice({**x, "options": x["options"], "sampled": True})
+    models = {role: model(x[role]) for role in ("target", "draft")}
+    law = law_of_text(lambda: decode(parameters, PROMPT, x["tokens"], ends(x)), models, PROMPT, x["tokens"])
+    want = own_law(models["target"], PROMPT, x["tokens"], x.get("stop"))
+    if law != want:
+        raise AssertionError(f"the laws of the text are apart by {distance(law, want)}")
+
+
+@theorem("29", "An acceptance in place of a rejection never makes an adaptive decoding longer.",
+         source="false: it may make the policy draft more where nothing is accepted", given=_turning, expect="fails")
+def acceptance_never_costs(x: Example) -> None:
+    at = x["at"] % len(x["accept"])
+    better = [*x["accept"][:at], True, *x["accept"][at + 1 :]]
+    at_most("latency with one acceptance more", play(x, accept=better).latency, play(x).latency)
+
+
+# --- Playing an example ---
+
+_COST = UnitCost(1, cost_ratio=_RATIO)
+
+
+def choice(x: Example) -> Parameters:
+    """The parameters of an example's decoding."""
+    given = Parameters(1, x["policy"], x["longest"], sampled=x.get("sampled", False), **x["options"])
+    return given.with_costs(_COST)
+
+
+def play(x: Example, **changes: Any) -> Run:
+    """Simulate an example's decoding, with some of its fields changed."""
+    x = {**x, **changes}
+    n, parameters = len(x["accept"]), choice(x)
+    draft = DraftOutcomes("target", survivors({"draft_length": n, "accept": x["accept"]}))
+    return simulate(decode(parameters, [0], n), n, Cluster(1), _COST, World(1, 1, drafts={"draft": draft}))
+
+
+THEOREMS = theorem.all()

@@ -7,13 +7,12 @@ rate of it, for all luck. Progress is that of the hypothesis that wins.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import DraftModel, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.beam import paths as sampler
 from model.methods.beam import theory as formulas
 from model.methods.beam.algorithm import Parameters, decode
@@ -23,7 +22,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import always, digits
 from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.theorem import Example, Theorem, equal
+from sim.theorems.theorem import Collected, Example, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -31,62 +30,7 @@ if TYPE_CHECKING:
 _FORMS = (("per-beam", "sequential"), ("per-beam", "parallel"), ("per-beam", "batched"), ("exact", "batched"))
 
 
-def events_are_paths(x: Example) -> None:
-    run, n = play(x), len(x["accept"])
-    tally = sampler.walk(choice(x), n, cost(x), always(x["accept"][:-1]))
-    equal("latency", float(tally.time[0]), run.latency)
-    equal("compute", float(tally.busy[0]), run.busy)
-
-
-def mean_over_all_luck(x: Example) -> None:
-    n = x["tokens"]
-    outcomes = paths(n - 1)
-    runs = [play(x, accept=[*row, False]) for row in outcomes.T.tolist()]
-    mass, found = chances(Iid(x["rate"]), outcomes), formulas.predict(choice(x), n, Iid(x["rate"]), cost(x))
-    for what in ("latency", "busy"):
-        mean = math.fsum(mass * np.array([getattr(run, what) for run in runs]))
-        equal(f"mean {what}", float(getattr(found, what)), mean, CLOSE)
-
-
-def one_after_another(x: Example) -> None:
-    form = {"rule": "per-beam", "link": 0.0}
-    alone = play({**x, **form, "arrangement": "sequential", "beams": 1})
-    queued, at_once = (play({**x, **form, "arrangement": arrangement}) for arrangement in ("sequential", "parallel"))
-    equal("time of hypotheses one after another", queued.latency, x["beams"] * alone.latency)
-    equal("time of hypotheses at once", at_once.latency, alone.latency)
-
-
-def speed_over_beams(x: Example) -> None:
-    rate, gamma, beams, c = x["rate"], x["draft_length"], x["beams"], x["cost_ratio"]
-    found = formulas.speedup(rate, gamma, c, beams, rule="per-beam", arrangement="sequential")
-    equal("speed of sequential beams", float(found), float(speculative.speedup(rate, gamma, c)) / beams, CLOSE)
-
-
-def faster_with_more(x: Example) -> None:
-    form = {"rule": "per-beam", "arrangement": "sequential", "link": 0.0}
-    one, more = (play({**x, **form, "beams": x["beams"] + extra}).latency for extra in (0, 1))
-    equal("time with one hypothesis more", more, one)
-
-
-# --- Playing an example ---
-
-
-def choice(x: Example) -> Parameters:
-    """The parameters of an example's decoding."""
-    return Parameters(1, x["draft_length"], x["beams"], x["rule"], arrangement=x["arrangement"])
-
-
-def cost(x: Example) -> UnitCost:
-    """Ratios in quarters, so that times add up exactly."""
-    return UnitCost(1, cost_ratio=x["cost_ratio"], link=x["link"])
-
-
-def play(x: Example, **changes: Any) -> Run:
-    """Simulate an example's decoding, with some of its fields changed."""
-    x = {**x, **changes}
-    n, parameters = len(x["accept"]), choice(x)
-    world = World(1, 1, drafts={"draft": DraftModel("target", survivors({"draft_length": n, "accept": x["accept"]}))})
-    return simulate(decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), world)
+theorem = Collected("beam")
 
 
 # --- What they are tried on ---
@@ -110,27 +54,71 @@ def _decodings(tokens: int = 0) -> SearchStrategy[Example]:
     return decoding()
 
 
-_theorem = partial(Theorem, method="beam")
+@theorem("1", "Simulator and paths agree on every path, exactly, for both rules and all arrangements.", source="one algorithm",
+         given=_decodings)
+def events_are_paths(x: Example) -> None:
+    run, n = play(x), len(x["accept"])
+    tally = sampler.walk(choice(x), n, cost(x), always(x["accept"][:-1]))
+    equal("latency", float(tally.time[0]), run.latency)
+    equal("compute", float(tally.busy[0]), run.busy)
 
-THEOREMS = (
-    _theorem(
-        "1", "Simulator and paths agree on every path, exactly, for both rules and all arrangements.", source="one algorithm",
-        given=_decodings, holds=events_are_paths,
-    ),
-    _theorem(
-        "2", "Mean latency and compute are those over all luck.", source="rounds of one price", given=lambda: _decodings(5),
-        holds=mean_over_all_luck,
-    ),
-    _theorem(
-        "3", "k hypotheses one after another take k times as long as one, and on k units as long as one.",
-        source="the deck's own timing, S / k", given=_decodings, holds=one_after_another,
-    ),
-    _theorem(
-        "4", "Per beam and one after another the speed is Theorem 3.8 over k.", source="the deck's own timing, S / k",
-        given=lambda: _decodings(5), holds=speed_over_beams,
-    ),
-    _theorem(
-        "5", "One hypothesis more costs no time, one after another.", source="false: each has passes of its own", given=_decodings,
-        holds=faster_with_more, expect="fails",
-    ),
-)  # fmt: skip
+
+@theorem("2", "Mean latency and compute are those over all luck.", source="rounds of one price", given=lambda: _decodings(5))
+def mean_over_all_luck(x: Example) -> None:
+    n = x["tokens"]
+    outcomes = paths(n - 1)
+    runs = [play(x, accept=[*row, False]) for row in outcomes.T.tolist()]
+    mass, found = chances(Iid(x["rate"]), outcomes), formulas.predict(choice(x), n, Iid(x["rate"]), cost(x))
+    for what in ("latency", "busy"):
+        mean = math.fsum(mass * np.array([getattr(run, what) for run in runs]))
+        equal(f"mean {what}", float(getattr(found, what)), mean, CLOSE)
+
+
+@theorem("3", "k hypotheses one after another take k times as long as one, and on k units as long as one.",
+         source="the deck's own timing, S / k", given=_decodings)
+def one_after_another(x: Example) -> None:
+    form = {"rule": "per-beam", "link": 0.0}
+    alone = play({**x, **form, "arrangement": "sequential", "beams": 1})
+    queued, at_once = (play({**x, **form, "arrangement": arrangement}) for arrangement in ("sequential", "parallel"))
+    equal("time of hypotheses one after another", queued.latency, x["beams"] * alone.latency)
+    equal("time of hypotheses at once", at_once.latency, alone.latency)
+
+
+@theorem("4", "Per beam and one after another the speed is Theorem 3.8 over k.", source="the deck's own timing, S / k",
+         given=lambda: _decodings(5))
+def speed_over_beams(x: Example) -> None:
+    rate, gamma, beams, c = x["rate"], x["draft_length"], x["beams"], x["cost_ratio"]
+    found = formulas.speedup(rate, gamma, c, beams, rule="per-beam", arrangement="sequential")
+    equal("speed of sequential beams", float(found), float(speculative.speedup(rate, gamma, c)) / beams, CLOSE)
+
+
+@theorem("5", "One hypothesis more costs no time, one after another.", source="false: each has passes of its own", given=_decodings,
+         expect="fails")
+def faster_with_more(x: Example) -> None:
+    form = {"rule": "per-beam", "arrangement": "sequential", "link": 0.0}
+    one, more = (play({**x, **form, "beams": x["beams"] + extra}).latency for extra in (0, 1))
+    equal("time with one hypothesis more", more, one)
+
+
+# --- Playing an example ---
+
+
+def choice(x: Example) -> Parameters:
+    """The parameters of an example's decoding."""
+    return Parameters(1, x["draft_length"], x["beams"], x["rule"], arrangement=x["arrangement"])
+
+
+def cost(x: Example) -> UnitCost:
+    """Ratios in quarters, so that times add up exactly."""
+    return UnitCost(1, cost_ratio=x["cost_ratio"], link=x["link"])
+
+
+def play(x: Example, **changes: Any) -> Run:
+    """Simulate an example's decoding, with some of its fields changed."""
+    x = {**x, **changes}
+    n, parameters = len(x["accept"]), choice(x)
+    world = World(1, 1, drafts={"draft": DraftOutcomes("target", survivors({"draft_length": n, "accept": x["accept"]}))})
+    return simulate(decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), world)
+
+
+THEOREMS = theorem.all()

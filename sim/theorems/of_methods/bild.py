@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from model.methods.bild import algorithm as bild
 from model.methods.bild import paths as sampler
 from model.methods.bild import theory as formulas
 from model.methods.bild.threshold_decisions import Decisions, Independent
-from model.methods.speculative import algorithm as drafting
+from model.methods.draft_model import PLACEMENTS
 from model.methods.speculative import theory as speculative
 from model.outcomes.random_streams import BLOCK
 from model.steps import Read
@@ -32,15 +31,110 @@ from sim.theorems import pipelined_examples
 from sim.theorems.drafting_examples import PROMPT, accepted, digits, drafted, model, rounds
 from sim.theorems.output_law import law_of_text, likeliest_text
 from sim.theorems.pipelined_examples import CLOSE, rates, whole
-from sim.theorems.theorem import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
 
+theorem = Collected("bild")
+
+
+# --- What they are tried on ---
+
+
+def _forms(forms: tuple[str, ...]) -> SearchStrategy[Example]:
+    """A variant of two models, or the early-exit form."""
+    from hypothesis import strategies as st
+
+    quarters = whole(0, 6).map(lambda number: number / 4)
+
+    @st.composite
+    def form(draw: DrawFn) -> Example:
+        name = draw(st.sampled_from(forms))
+        early = name == "early"
+        return {
+            "variant": "paper" if early else name, "exit_layer": draw(whole(1, 3)) if early else None,
+            "placement": "together" if early else draw(st.sampled_from(PLACEMENTS)), "cost_ratio": draw(quarters),
+            "link": draw(whole(0, 2)) / 4, "maximum_draft": draw(whole(1, 4)), "head": draw(whole(0, 2)),
+        }  # fmt: skip
+
+    return form()
+
+
+def _decodings(forms: tuple[str, ...] = ("paper", "code", "early"), curve: bool = False, **more: Any) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def decoding(draw: DrawFn) -> Example:
+        example = {"decisions": digits(draw, draw(whole(1, 8)), 2), **draw(_forms(forms))}
+        if curve and draw(st.booleans()):
+            example["verify_cost"] = digits(draw, 4, 3)
+        return example | {name: draw(strategy) for name, strategy in more.items()}
+
+    return decoding()
+
+
+def _rated(tokens: int, forms: tuple[str, ...] = ("paper", "code"), most: int = 3) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def rated(draw: DrawFn) -> Example:
+        example = {**draw(_forms(forms)), "fallback_rate": draw(rates()), "rollback_rate": draw(rates())}
+        return example | {"maximum_draft": draw(whole(1, most)), "tokens": draw(whole(1, tokens))}
+
+    return rated()
+
+
+def _intensities(variant: str) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    some = whole(1, 20).map(lambda twentieths: twentieths / 20)
+    return st.fixed_dictionaries({
+        "fallback_rate": rates(), "rollback_rate": rates(), "maximum_draft": whole(1, 20), "operations_ratio": some,
+        "memory_ratio": some, "variant": st.just(variant),
+    })  # fmt: skip
+
+
+def _records(**more: Any) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def records(draw: DrawFn) -> Example:
+        tokens = draw(whole(1, 8))
+        example = {**draw(_forms(("paper",))), "distances": digits(draw, tokens, 7), "confidences": digits(draw, tokens, 8)}
+        return example | {name: draw(strategy) for name, strategy in more.items()}
+
+    return records()
+
+
+def _models() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def models(draw: DrawFn) -> Example:
+        words = draw(whole(2, 3))
+        example: Example = {role: [digits(draw, words, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
+                            for role in ("target", "draft")}  # fmt: skip
+        return example | {
+            "maximum_draft": draw(whole(1, 4)), "variant": draw(st.sampled_from(bild.VARIANTS)), "tokens": draw(whole(1, 7)),
+            "fallback_threshold": draw(rates()), "rollback_threshold": draw(whole(0, 8)) / 4,
+        }  # fmt: skip
+
+    return models()
+
+
+def _thresholds(most: int) -> SearchStrategy[list[int]]:
+    from hypothesis import strategies as st
+
+    return st.lists(whole(0, most), min_size=2, max_size=2)
+
+
 # --- 18: tokens and time ---
 
 
+@theorem("18b", "Mean latency, compute, segments and drafted tokens are those over all luck, in every form.",
+         source="where a segment starts depends on decisions before it alone", given=lambda: _rated(5, ("paper", "code", "early")))
 def mean_over_all_luck(x: Example) -> None:
     n = x["tokens"]
     prediction = formulas.predict(choice(x), n, Independent(x["fallback_rate"], x["rollback_rate"]), cost(x))
@@ -53,12 +147,16 @@ def mean_over_all_luck(x: Example) -> None:
         equal(f"mean {what}", float(np.asarray(getattr(prediction, what))), mean, CLOSE)
 
 
+@theorem("18a", "Mean segments of l tokens are the rounds of speculative decoding with alpha = (1 - f)(1 - r) and gamma = G.",
+         source="[Kim2023], Algorithm 1; [Leviathan2023], Eq. 1", given=lambda: _rated(5, ("paper", "early")))
 def segments_of_eq_1(x: Example) -> None:
     stays = (1 - x["fallback_rate"]) * (1 - x["rollback_rate"])
     mean = math.fsum(chance * rounds(run) for chance, run in _all_runs(x, x["tokens"]))
     equal("mean segments", float(speculative.target_runs(x["tokens"], stays, x["maximum_draft"])), mean, CLOSE)
 
 
+@theorem("18c", "A segment has the mean tokens, runs of the small model and inputs of the large one, and the chance of a rollback.",
+         source="[Kim2023], Section 3", given=lambda: _rated(1, most=2))
 def one_segment(x: Example) -> None:
     """The first segment of a decoding that goes on beyond it, all luck of it."""
     f, r, most = x["fallback_rate"], x["rollback_rate"], x["maximum_draft"]
@@ -78,6 +176,8 @@ def one_segment(x: Example) -> None:
     equal("chance of a rollback", float(formulas.rollback_probability(f, r, most)), math.fsum(back), CLOSE)
 
 
+@theorem("18d", "A small model that is never unsure (f = 0) is speculative decoding with gamma = G, token for token, time for"
+         " time.", source="a fixed window", given=lambda: _decodings(("paper",)))
 def sure_is_a_fixed_window(x: Example) -> None:
     decisions = [decision * (decision == UNLIKELY) for decision in x["decisions"]]
     run = play(x, decisions=decisions)
@@ -89,6 +189,8 @@ def sure_is_a_fixed_window(x: Example) -> None:
           [(time, count) for time, _, count in other.commits])  # fmt: skip
 
 
+@theorem("18e", "One that always is (f = 1) costs a run for each token but the last: speed 1 / (1 + c).",
+         source="Algorithm 1: it runs before it is asked", given=lambda: _decodings(("paper", "code")))
 def never_sure_is_a_wasted_run(x: Example) -> None:
     n = len(x["decisions"])
     run = play(x, decisions=[UNSURE] * n, placement="together")
@@ -97,6 +199,7 @@ def never_sure_is_a_wasted_run(x: Example) -> None:
     equal("its limit", float(formulas.speedup(1, 0, x["maximum_draft"], x["cost_ratio"])), 1 / (1 + x["cost_ratio"]), CLOSE)
 
 
+@theorem("18f", "A rollback threshold of infinity takes nothing back.", source="[Kim2023], Eq. 3", given=_records)
 def nothing_taken_back(x: Example) -> None:
     record = Decisions([0.5] * len(x["distances"]), x["distances"], [False] * len(x["distances"]), "assumed: an example")
     decisions = record.decided(0.0, float("inf")).tolist()
@@ -104,17 +207,22 @@ def nothing_taken_back(x: Example) -> None:
     equal("commits of a rollback", [kind for _, kind, _ in run.commits if kind == "rollback"], [])
 
 
+@theorem("18g", "A rollback threshold of 0 takes back what the large model would not have written: the text is its own.",
+         source="[Kim2023], Eq. 3: a cross-entropy of 0 is certainty", given=_models)
 def on_disagreement(x: Example) -> None:
     """Nothing stays that the large model would not have written: the text is its own."""
     text, own = _texts({**x, "rollback_threshold": 0.0})
     equal("text", text, own)
 
 
+@theorem("18h", "Any threshold does.", source="false: what is likely enough stays", given=_models, expect="fails")
 def at_any_threshold(x: Example) -> None:
     text, own = _texts(x)
     equal("text", text, own)
 
 
+@theorem("18i", "Never unsure and with nothing taken back, a window is the small model's own text.", source="a fixed window",
+         given=_models)
 def nothing_but_the_small_models_own(x: Example) -> None:
     """Never unsure, and nothing taken back: a window of the small model's tokens, and one of the large model's."""
     x = {**x, "fallback_threshold": 0.0, "rollback_threshold": float("inf"), "tokens": 1 + x["maximum_draft"]}
@@ -123,6 +231,9 @@ def nothing_but_the_small_models_own(x: Example) -> None:
     equal("text of a window", text[:-1], small)
 
 
+@theorem("18j", "A token is not written where the small model is less sure than its threshold, and taken back above the other one.",
+         source="[Kim2023], Eqs. 2 and 3: both are strict",
+         given=lambda: _records(fallback_threshold=whole(0, 8), rollback_threshold=whole(0, 7)))
 def thresholds_decide(x: Example) -> None:
     """The algorithm on numbers, with its thresholds, is the algorithm on what a record says of them; ties included."""
     fallback, rollback = x["fallback_threshold"] / 8, x["rollback_threshold"]
@@ -139,6 +250,8 @@ def thresholds_decide(x: Example) -> None:
 # --- 19: the released code, and intensity ---
 
 
+@theorem("19a", "The released code gives as many tokens and large runs a segment more as there are rollbacks.",
+         source="after a rollback it runs the large model again", given=lambda: _rated(1, most=2))
 def code_gives_more_by_rollbacks(x: Example) -> None:
     given = x["fallback_rate"], x["rollback_rate"], x["maximum_draft"]
     more = formulas.expected_tokens(*given, variant="code") - formulas.expected_tokens(*given)
@@ -150,6 +263,10 @@ def code_gives_more_by_rollbacks(x: Example) -> None:
     equal("large runs of a segment more", found["code"] - found["paper"], float(formulas.rollback_probability(*given)), 1e-9)
 
 
+@theorem("19b", "Arithmetic intensity does not depend on the rollback rate in Algorithm 1.", source="[Kim2023], Figure 8",
+         given=lambda: _intensities("paper"))
+@theorem("19c", "Nor in the released code.", source="false: the pass behind a rollback is j + 2 tokens wide",
+         given=lambda: _intensities("code"), expect="fails")
 def intensity_knows_no_rollbacks(x: Example) -> None:
     given = x["fallback_rate"], np.array([0.0, x["rollback_rate"]]), x["maximum_draft"], x["operations_ratio"], x["memory_ratio"]
     none, some = formulas.intensity_factor(*given, variant=x["variant"])
@@ -159,6 +276,8 @@ def intensity_knows_no_rollbacks(x: Example) -> None:
 # --- 28: conservation, and agreement of the views ---
 
 
+@theorem("28a", "Simulator and paths agree on every path, exactly, in every form, together and apart.", source="one algorithm",
+         given=lambda: _decodings(curve=True))
 def events_are_paths(x: Example) -> None:
     run, n = play(x), len(x["decisions"])
     row = np.array(x["decisions"][:-1], dtype=np.uint8)
@@ -174,6 +293,8 @@ def events_are_paths(x: Example) -> None:
         equal("operations", float(tally.operations[0]), counted, CLOSE)
 
 
+@theorem("28b", "Passes, layers, rows read and written, heads of both models are the closed form's, by counter and by clock.",
+         source="conservation of work", given=_decodings)
 def work_is_the_closed_form(x: Example) -> None:
     n, decisions = len(x["decisions"]), np.array(x["decisions"])
     found = interpreter.count(bild.decode(choice(x), [0], n), _world(x), n).account.totals()
@@ -186,6 +307,7 @@ def work_is_the_closed_form(x: Example) -> None:
     equal("passes by the clock", play(x).account.totals(), found)
 
 
+@theorem("28c", "Accepted tokens and runs of the large model add up to l.", source="each gives one token more", given=_decodings)
 def tokens_and_segments(x: Example) -> None:
     run = play(x)
     equal("tokens", accepted(run) + rounds(run), len(x["decisions"]))
@@ -195,23 +317,31 @@ def tokens_and_segments(x: Example) -> None:
 # --- 29: luck by position, and thresholds ---
 
 
+@theorem("29a", "A token that stays in place of one taken back, or of one not written, never makes more segments.",
+         source="the next start is monotone in the start and in the luck", given=lambda: _decodings(("paper",), at=whole(0, 7)))
 def one_rollback_less(x: Example) -> None:
     at = x["at"] % len(x["decisions"])
     stays = [*x["decisions"][:at], 0, *x["decisions"][at + 1 :]]
     at_most("segments with one token more that stays", rounds(play(x, decisions=stays)), rounds(play(x)))
 
 
+@theorem("29b", "On a replayed record a higher rollback threshold never makes more segments.", source="fewer are taken back",
+         given=lambda: _records(rollback_thresholds=_thresholds(7)))
 def higher_rollback_threshold(x: Example) -> None:
     low, high = (_replayed(x, rollback=threshold) for threshold in sorted(x["rollback_thresholds"]))
     at_most("segments at the higher rollback threshold", rounds(high), rounds(low))
 
 
+@theorem("29c", "On a record of which nothing is taken back, a lower fallback threshold never takes more segments, nor longer.",
+         source="a run that gives a token costs what a wasted one does", given=lambda: _records(fallback_thresholds=_thresholds(8)))
 def lower_fallback_threshold(x: Example) -> None:
     low, high = (_replayed(x, fallback=threshold) for threshold in sorted(x["fallback_thresholds"]))
     at_most("segments at the lower fallback threshold, nothing taken back", rounds(low), rounds(high))
     at_most("latency at the lower fallback threshold, nothing taken back", low.latency, high.latency)
 
 
+@theorem("29d", "Nor is it ever slower where some are taken back.", source="false: what is written behind them is in vain",
+         given=lambda: _records(fallback_thresholds=_thresholds(8)), expect="fails")
 def lower_fallback_threshold_is_no_slower(x: Example) -> None:
     low, high = (_replayed(x, fallback=threshold, rollback=2.0) for threshold in sorted(x["fallback_thresholds"]))
     at_most("latency at the lower fallback threshold", low.latency, high.latency)
@@ -287,184 +417,4 @@ def _texts(x: Example) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return text, likeliest_text(models["target"], PROMPT, x["tokens"])
 
 
-# --- What they are tried on ---
-
-
-def _forms(forms: tuple[str, ...]) -> SearchStrategy[Example]:
-    """A variant of two models, or the early-exit form."""
-    from hypothesis import strategies as st
-
-    quarters = whole(0, 6).map(lambda number: number / 4)
-
-    @st.composite
-    def form(draw: DrawFn) -> Example:
-        name = draw(st.sampled_from(forms))
-        early = name == "early"
-        return {
-            "variant": "paper" if early else name, "exit_layer": draw(whole(1, 3)) if early else None,
-            "placement": "together" if early else draw(st.sampled_from(drafting.PLACEMENTS)), "cost_ratio": draw(quarters),
-            "link": draw(whole(0, 2)) / 4, "maximum_draft": draw(whole(1, 4)), "head": draw(whole(0, 2)),
-        }  # fmt: skip
-
-    return form()
-
-
-def _decodings(forms: tuple[str, ...] = ("paper", "code", "early"), curve: bool = False, **more: Any) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def decoding(draw: DrawFn) -> Example:
-        example = {"decisions": digits(draw, draw(whole(1, 8)), 2), **draw(_forms(forms))}
-        if curve and draw(st.booleans()):
-            example["verify_cost"] = digits(draw, 4, 3)
-        return example | {name: draw(strategy) for name, strategy in more.items()}
-
-    return decoding()
-
-
-def _rated(tokens: int, forms: tuple[str, ...] = ("paper", "code"), most: int = 3) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def rated(draw: DrawFn) -> Example:
-        example = {**draw(_forms(forms)), "fallback_rate": draw(rates()), "rollback_rate": draw(rates())}
-        return example | {"maximum_draft": draw(whole(1, most)), "tokens": draw(whole(1, tokens))}
-
-    return rated()
-
-
-def _intensities(variant: str) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    some = whole(1, 20).map(lambda twentieths: twentieths / 20)
-    return st.fixed_dictionaries({
-        "fallback_rate": rates(), "rollback_rate": rates(), "maximum_draft": whole(1, 20), "operations_ratio": some,
-        "memory_ratio": some, "variant": st.just(variant),
-    })  # fmt: skip
-
-
-def _records(**more: Any) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def records(draw: DrawFn) -> Example:
-        tokens = draw(whole(1, 8))
-        example = {**draw(_forms(("paper",))), "distances": digits(draw, tokens, 7), "confidences": digits(draw, tokens, 8)}
-        return example | {name: draw(strategy) for name, strategy in more.items()}
-
-    return records()
-
-
-def _models() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def models(draw: DrawFn) -> Example:
-        words = draw(whole(2, 3))
-        example: Example = {role: [digits(draw, words, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
-                            for role in ("target", "draft")}  # fmt: skip
-        return example | {
-            "maximum_draft": draw(whole(1, 4)), "variant": draw(st.sampled_from(bild.VARIANTS)), "tokens": draw(whole(1, 7)),
-            "fallback_threshold": draw(rates()), "rollback_threshold": draw(whole(0, 8)) / 4,
-        }  # fmt: skip
-
-    return models()
-
-
-def _thresholds(most: int) -> SearchStrategy[list[int]]:
-    from hypothesis import strategies as st
-
-    return st.lists(whole(0, most), min_size=2, max_size=2)
-
-
-_theorem = partial(Theorem, method="bild")
-
-THEOREMS = (
-    _theorem(
-        "18a", "Mean segments of l tokens are the rounds of speculative decoding with alpha = (1 - f)(1 - r) and gamma = G.",
-        source="[Kim2023], Algorithm 1; [Leviathan2023], Eq. 1", given=lambda: _rated(5, ("paper", "early")),
-        holds=segments_of_eq_1,
-    ),
-    _theorem(
-        "18b", "Mean latency, compute, segments and drafted tokens are those over all luck, in every form.",
-        source="where a segment starts depends on decisions before it alone", given=lambda: _rated(5, ("paper", "code", "early")),
-        holds=mean_over_all_luck,
-    ),
-    _theorem(
-        "18c", "A segment has the mean tokens, runs of the small model and inputs of the large one, and the chance of a rollback.",
-        source="[Kim2023], Section 3", given=lambda: _rated(1, most=2), holds=one_segment,
-    ),
-    _theorem(
-        "18d", "A small model that is never unsure (f = 0) is speculative decoding with gamma = G, token for token, time for time.",
-        source="a fixed window", given=lambda: _decodings(("paper",)), holds=sure_is_a_fixed_window,
-    ),
-    _theorem(
-        "18e", "One that always is (f = 1) costs a run for each token but the last: speed 1 / (1 + c).",
-        source="Algorithm 1: it runs before it is asked", given=lambda: _decodings(("paper", "code")),
-        holds=never_sure_is_a_wasted_run,
-    ),
-    _theorem(
-        "18f", "A rollback threshold of infinity takes nothing back.", source="[Kim2023], Eq. 3", given=_records,
-        holds=nothing_taken_back,
-    ),
-    _theorem(
-        "18g", "A rollback threshold of 0 takes back what the large model would not have written: the text is its own.",
-        source="[Kim2023], Eq. 3: a cross-entropy of 0 is certainty", given=_models, holds=on_disagreement,
-    ),
-    _theorem(
-        "18h", "Any threshold does.", source="false: what is likely enough stays", given=_models, holds=at_any_threshold,
-        expect="fails",
-    ),
-    _theorem(
-        "18i", "Never unsure and with nothing taken back, a window is the small model's own text.", source="a fixed window",
-        given=_models, holds=nothing_but_the_small_models_own,
-    ),
-    _theorem(
-        "18j", "A token is not written where the small model is less sure than its threshold, and taken back above the other one.",
-        source="[Kim2023], Eqs. 2 and 3: both are strict",
-        given=lambda: _records(fallback_threshold=whole(0, 8), rollback_threshold=whole(0, 7)), holds=thresholds_decide,
-    ),
-    _theorem(
-        "19a", "The released code gives as many tokens and large runs a segment more as there are rollbacks.",
-        source="after a rollback it runs the large model again", given=lambda: _rated(1, most=2),
-        holds=code_gives_more_by_rollbacks,
-    ),
-    _theorem(
-        "19b", "Arithmetic intensity does not depend on the rollback rate in Algorithm 1.", source="[Kim2023], Figure 8",
-        given=lambda: _intensities("paper"), holds=intensity_knows_no_rollbacks,
-    ),
-    _theorem(
-        "19c", "Nor in the released code.", source="false: the pass behind a rollback is j + 2 tokens wide",
-        given=lambda: _intensities("code"), holds=intensity_knows_no_rollbacks, expect="fails",
-    ),
-    _theorem(
-        "28a", "Simulator and paths agree on every path, exactly, in every form, together and apart.", source="one algorithm",
-        given=lambda: _decodings(curve=True), holds=events_are_paths,
-    ),
-    _theorem(
-        "28b", "Passes, layers, rows read and written, heads of both models are the closed form's, by counter and by clock.",
-        source="conservation of work", given=_decodings, holds=work_is_the_closed_form,
-    ),
-    _theorem(
-        "28c", "Accepted tokens and runs of the large model add up to l.", source="each gives one token more",
-        given=_decodings, holds=tokens_and_segments,
-    ),
-    _theorem(
-        "29a", "A token that stays in place of one taken back, or of one not written, never makes more segments.",
-        source="the next start is monotone in the start and in the luck",
-        given=lambda: _decodings(("paper",), at=whole(0, 7)), holds=one_rollback_less,
-    ),
-    _theorem(
-        "29b", "On a replayed record a higher rollback threshold never makes more segments.", source="fewer are taken back",
-        given=lambda: _records(rollback_thresholds=_thresholds(7)), holds=higher_rollback_threshold,
-    ),
-    _theorem(
-        "29c", "On a record of which nothing is taken back, a lower fallback threshold never takes more segments, nor longer.",
-        source="a run that gives a token costs what a wasted one does",
-        given=lambda: _records(fallback_thresholds=_thresholds(8)), holds=lower_fallback_threshold,
-    ),
-    _theorem(
-        "29d", "Nor is it ever slower where some are taken back.", source="false: what is written behind them is in vain",
-        given=lambda: _records(fallback_thresholds=_thresholds(8)), holds=lower_fallback_threshold_is_no_slower, expect="fails",
-    ),
-)  # fmt: skip
+THEOREMS = theorem.all()

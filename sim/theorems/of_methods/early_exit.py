@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -25,151 +24,13 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import digits
 from sim.theorems.pipelined_examples import CLOSE, in_quarters, quarters, whole
-from sim.theorems.theorem import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
 
-# --- 30: thresholds, and how deep tokens go ---
-
-
-def thresholds_fall(x: Example) -> None:
-    level, longest = x["threshold"] / 20, x["longest"]
-    given = np.arange(longest + 1), longest, x["temperature"] / 4
-    falling = formulas.decayed_threshold(level, *given, form=x["form"])
-    for sooner, later in pairwise(falling.tolist()):
-        at_most("threshold of a later token", later, sooner, CLOSE)
-    low, high = (0.9 * level, level) if x["form"] == "code" else (0.9 * level, min(0.9 * level + 0.1, 1.0))
-    at_most("least threshold", low, float(falling.min()), CLOSE)
-    at_most("greatest threshold", float(falling.max()), high, CLOSE)
-
-
-def forms_meet_at_one(x: Example) -> None:
-    given = np.arange(x["longest"] + 1), x["longest"], x["temperature"] / 4
-    paper, code = (formulas.decayed_threshold(1.0, *given, form=form) for form in formulas.FORMS)
-    for one, other in zip(paper.tolist(), code.tolist(), strict=True):
-        equal("threshold at lambda = 1, in both forms", one, other, CLOSE)
-
-
-def forms_are_the_same(x: Example) -> None:
-    given = np.arange(x["longest"] + 1), x["longest"], x["temperature"] / 4
-    paper, code = (formulas.decayed_threshold(x["threshold"] / 20, *given, form=form) for form in formulas.FORMS)
-    equal("greatest difference of the forms", float(np.abs(paper - code).max()), 0.0)
-
-
-def higher_threshold_is_no_earlier(x: Example) -> None:
-    seen = np.array(x["confidences"]) / 8
-    low, high = (formulas.exits(seen, np.full(len(seen), level / 8)) for level in sorted(x["thresholds"]))
-    equal("tokens that leave earlier at the higher threshold", int((high < low).sum()), 0)
-
-
-def never_sure_is_the_plain_model(x: Example) -> None:
-    """With nothing to pay for the checks."""
-    depths = [[x["layers"]] * len(row) for row in x["depths"]]
-    x = {**x, "depths": depths, "cost": {**x["cost"], "early_head": 0, "state_check": 0}, "batch": 1, "lengths": None}
-    one = {**x, "depths": depths[:1]}
-    run = play(one)
-    equal("latency", run.latency, _longest(one) * in_quarters(one).target_pass)
-    equal("text", run.tokens, [*range(1, len(run.tokens) + 1)])
-
-
-def deeper_is_slower(x: Example) -> None:
-    text, place = x["text"] % len(x["depths"]), x["place"] % len(x["depths"][0])
-    deeper = [list(row) for row in x["depths"]]
-    deeper[text][place] = min(deeper[text][place] + 1, x["layers"])
-    at_most("latency of the one that leaves earlier", play(x).latency, play({**x, "depths": deeper}).latency)
-
-
-def batches_wait(x: Example) -> None:
-    together = play({**x, "batch": len(x["depths"]), "lengths": None}).latency
-    for row in x["depths"]:
-        alone = play({**x, "depths": [row], "batch": 1, "lengths": None}).latency
-        at_most("latency of one text alone", alone, together)
-
-
-def later_is_cheaper(x: Example) -> None:
-    """Where a pass that fills in rows costs the same however many they are."""
-    alone = {**x, "batch": 1, "lengths": None, "depths": x["depths"][:1]}
-    at_once, later = (play({**alone, "fill": fill}).latency for fill in ("propagate", "backfill"))
-    at_most("latency of filling in when needed", later, at_once)
-
-
-def mean_over_all_luck(x: Example) -> None:
-    law = Depths(formulas.exit_pmf(np.array([*x["hazards"], 20]) / 20))
-    layers, n, texts = x["layers"], x["tokens"], x["batch"]
-    given = {**x, "lengths": None}
-    prediction = formulas.predict(choice({**given, "depths": [[1] * n] * texts}), n, law, in_quarters(x))
-    pmf = law.pmf.tolist()
-    mean = square = 0.0
-    for luck in itertools.product(range(1, layers + 1), repeat=n * texts):
-        chance = math.prod(pmf[depth - 1] for depth in luck)
-        if chance:
-            run = play({**given, "depths": [list(luck[text::texts]) for text in range(texts)]})
-            mean, square = mean + chance * run.latency, square + chance * run.latency**2
-    equal("mean latency", float(prediction.latency), mean, CLOSE)
-    if x["fill"] == "propagate":
-        equal("variance and the square of the mean", float(prediction.latency_variance) + mean**2, square, 1e-11)
-
-
-# --- 28: agreement of the views, conservation of work ---
-
-
-def events_are_paths(x: Example) -> None:
-    run = play(x)
-    rows = np.array(_all_depths(x), dtype=np.uint16).T.reshape(-1, 1)
-    tiles = (np.repeat(rows[start : start + 3], BLOCK, axis=1) for start in range(0, len(rows), 3))
-    time, busy = sampler.walk(choice(x), _longest(x), in_quarters(x), tiles)
-    equal("latency", float(time[0]), run.latency)
-    equal("compute", float(busy[0]), run.busy)
-
-
-def work_is_the_closed_form(x: Example) -> None:
-    n, parameters = _longest(x), choice(x)
-    found = (
-        interpreter.count(early_exit.decode(parameters, [0], n), _world(x), parameters.outputs_of(n)).account.totals().of["target"]
-    )
-    law = Depths(np.eye(x["layers"])[[depth - 1 for depth in x["depths"][0]]])
-    for name, got, expected in zip(found._fields, found, formulas.work(parameters, n, law).of["target"], strict=True):
-        equal(name, float(got), expected, CLOSE)
-    equal("passes by the clock", play(x).account.totals().of["target"], found)
-
-
-# --- Playing an example ---
-
-
-def choice(x: Example) -> early_exit.Parameters:
-    """The parameters of an example's decoding."""
-    lengths = x.get("lengths")
-    return early_exit.Parameters(
-        x["layers"], x["measure"], min(x["first_check"], x["layers"]), fill=x["fill"], sequences=x["batch"], batching="static",
-        lengths=None if lengths is None else tuple(lengths),
-    )  # fmt: skip
-
-
-def play(x: Example) -> Run:
-    """Simulate an example's decoding."""
-    n, parameters = _longest(x), choice(x)
-    return simulate(early_exit.decode(parameters, [0], n), parameters.outputs_of(n), Cluster(1), in_quarters(x), _world(x))
-
-
-def _world(x: Example) -> Lossy:
-    return Lossy(1, x["layers"], depths=_all_depths(x))
-
-
-def _all_depths(x: Example) -> list[list[int]]:
-    rows: list[list[int]] = x["depths"]
-    texts = len(x["lengths"]) if x.get("lengths") else x["batch"]
-    return [rows[text % len(rows)] for text in range(texts)]
-
-
-def _longest(x: Example) -> int:
-    return max(x["lengths"]) if x.get("lengths") else len(x["depths"][0])
-
-
-def _one_head(x: Example) -> Example:
-    """All heads cost the same, as they do where there is one projection."""
-    return {**x, "cost": {**x["cost"], "early_head": x["cost"]["final_head"]}}
+theorem = Collected("early_exit")
 
 
 # --- What they are tried on ---
@@ -230,53 +91,166 @@ def _confidences() -> SearchStrategy[Example]:
     return st.fixed_dictionaries({"confidences": rows, "thresholds": st.lists(whole(0, 8), min_size=2, max_size=2)})
 
 
-_theorem = partial(Theorem, method="early_exit")
+# --- 30: thresholds, and how deep tokens go ---
 
-THEOREMS = (
-    _theorem(
-        "30h", "Both thresholds fall with the position; the released one from lambda, not below .9 lambda.",
-        source="[Schuster2022]; t5x", given=_thresholds, holds=thresholds_fall,
-    ),
-    _theorem(
-        "30i", "The two forms of the threshold are the same at lambda = 1.", source="algebra", given=_thresholds,
-        holds=forms_meet_at_one,
-    ),
-    _theorem(
-        "30j", "They are the same.", source="false: the paper adds .1 exp(-tau t / N), the code lambda times that",
-        given=_thresholds, holds=forms_are_the_same, expect="fails",
-    ),
-    _theorem(
-        "30k", "On replayed confidences no token leaves earlier at a higher threshold.", source="fewer layers pass it",
-        given=_confidences, holds=higher_threshold_is_no_earlier,
-    ),
-    _theorem(
-        "30l", "A model that is never sure before its end takes the plain model's time, where checks are free.",
-        source="all layers, one head", given=_exits, holds=never_sure_is_the_plain_model,
-    ),
-    _theorem(
-        "30m", "A token that leaves a layer later makes no decoding faster, where a row costs no more than running its layer.",
-        source="a layer more, and a row less", given=lambda: _exits(text=whole(0, 2), place=whole(0, 4)).map(_one_head),
-        holds=deeper_is_slower,
-    ),
-    _theorem(
-        "30n", "A batch is never faster than any of its texts alone.", source="the deepest token decides",
-        given=lambda: _one_batch().map(_one_head), holds=batches_wait,
-    ),
-    _theorem(
-        "30o", "Filling rows in when they are needed is never slower than at once, where a pass costs the same however wide.",
-        source="rows that nobody needs are never made", given=_exits, holds=later_is_cheaper,
-    ),
-    _theorem(
-        "30p", "Mean and variance of the latency are those over all luck; of backfill the mean.",
-        source="columns are independent", given=_hazards, holds=mean_over_all_luck,
-    ),
-    _theorem(
-        "28a", "Simulator and paths agree on every path, exactly, alone and in batches of unequal texts.", source="one algorithm",
-        given=lambda: _exits(ragged=True), holds=events_are_paths,
-    ),
-    _theorem(
-        "28b", "Passes, layers, rows made and filled in, and heads are the closed form's, by counter and by clock.",
-        source="conservation of work", given=lambda: _exits(ragged=True, alike=True), holds=work_is_the_closed_form,
-    ),
 
-)  # fmt: skip
+@theorem("30h", "Both thresholds fall with the position; the released one from lambda, not below .9 lambda.",
+         source="[Schuster2022]; t5x", given=_thresholds)
+def thresholds_fall(x: Example) -> None:
+    level, longest = x["threshold"] / 20, x["longest"]
+    given = np.arange(longest + 1), longest, x["temperature"] / 4
+    falling = formulas.decayed_threshold(level, *given, form=x["form"])
+    for sooner, later in pairwise(falling.tolist()):
+        at_most("threshold of a later token", later, sooner, CLOSE)
+    low, high = (0.9 * level, level) if x["form"] == "code" else (0.9 * level, min(0.9 * level + 0.1, 1.0))
+    at_most("least threshold", low, float(falling.min()), CLOSE)
+    at_most("greatest threshold", float(falling.max()), high, CLOSE)
+
+
+@theorem("30i", "The two forms of the threshold are the same at lambda = 1.", source="algebra", given=_thresholds)
+def forms_meet_at_one(x: Example) -> None:
+    given = np.arange(x["longest"] + 1), x["longest"], x["temperature"] / 4
+    paper, code = (formulas.decayed_threshold(1.0, *given, form=form) for form in formulas.FORMS)
+    for one, other in zip(paper.tolist(), code.tolist(), strict=True):
+        equal("threshold at lambda = 1, in both forms", one, other, CLOSE)
+
+
+@theorem("30j", "They are the same.", source="false: the paper adds .1 exp(-tau t / N), the code lambda times that",
+         given=_thresholds, expect="fails")
+def forms_are_the_same(x: Example) -> None:
+    given = np.arange(x["longest"] + 1), x["longest"], x["temperature"] / 4
+    paper, code = (formulas.decayed_threshold(x["threshold"] / 20, *given, form=form) for form in formulas.FORMS)
+    equal("greatest difference of the forms", float(np.abs(paper - code).max()), 0.0)
+
+
+@theorem("30k", "On replayed confidences no token leaves earlier at a higher threshold.", source="fewer layers pass it",
+         given=_confidences)
+def higher_threshold_is_no_earlier(x: Example) -> None:
+    seen = np.array(x["confidences"]) / 8
+    low, high = (formulas.exits(seen, np.full(len(seen), level / 8)) for level in sorted(x["thresholds"]))
+    equal("tokens that leave earlier at the higher threshold", int((high < low).sum()), 0)
+
+
+@theorem("30l", "A model that is never sure before its end takes the plain model's time, where checks are free.",
+         source="all layers, one head", given=_exits)
+def never_sure_is_the_plain_model(x: Example) -> None:
+    """With nothing to pay for the checks."""
+    depths = [[x["layers"]] * len(row) for row in x["depths"]]
+    x = {**x, "depths": depths, "cost": {**x["cost"], "early_head": 0, "state_check": 0}, "batch": 1, "lengths": None}
+    one = {**x, "depths": depths[:1]}
+    run = play(one)
+    equal("latency", run.latency, _longest(one) * in_quarters(one).target_pass)
+    equal("text", run.tokens, [*range(1, len(run.tokens) + 1)])
+
+
+@theorem("30m", "A token that leaves a layer later makes no decoding faster, where a row costs no more than running its layer.",
+         source="a layer more, and a row less", given=lambda: _exits(text=whole(0, 2), place=whole(0, 4)).map(_one_head))
+def deeper_is_slower(x: Example) -> None:
+    text, place = x["text"] % len(x["depths"]), x["place"] % len(x["depths"][0])
+    deeper = [list(row) for row in x["depths"]]
+    deeper[text][place] = min(deeper[text][place] + 1, x["layers"])
+    at_most("latency of the one that leaves earlier", play(x).latency, play({**x, "depths": deeper}).latency)
+
+
+@theorem("30n", "A batch is never faster than any of its texts alone.", source="the deepest token decides",
+         given=lambda: _one_batch().map(_one_head))
+def batches_wait(x: Example) -> None:
+    together = play({**x, "batch": len(x["depths"]), "lengths": None}).latency
+    for row in x["depths"]:
+        alone = play({**x, "depths": [row], "batch": 1, "lengths": None}).latency
+        at_most("latency of one text alone", alone, together)
+
+
+@theorem("30o", "Filling rows in when they are needed is never slower than at once, where a pass costs the same however wide.",
+         source="rows that nobody needs are never made", given=_exits)
+def later_is_cheaper(x: Example) -> None:
+    """Where a pass that fills in rows costs the same however many they are."""
+    alone = {**x, "batch": 1, "lengths": None, "depths": x["depths"][:1]}
+    at_once, later = (play({**alone, "fill": fill}).latency for fill in ("propagate", "backfill"))
+    at_most("latency of filling in when needed", later, at_once)
+
+
+@theorem("30p", "Mean and variance of the latency are those over all luck; of backfill the mean.", source="columns are independent",
+         given=_hazards)
+def mean_over_all_luck(x: Example) -> None:
+    law = Depths(formulas.exit_pmf(np.array([*x["hazards"], 20]) / 20))
+    layers, n, texts = x["layers"], x["tokens"], x["batch"]
+    given = {**x, "lengths": None}
+    prediction = formulas.predict(choice({**given, "depths": [[1] * n] * texts}), n, law, in_quarters(x))
+    pmf = law.pmf.tolist()
+    mean = square = 0.0
+    for luck in itertools.product(range(1, layers + 1), repeat=n * texts):
+        chance = math.prod(pmf[depth - 1] for depth in luck)
+        if chance:
+            run = play({**given, "depths": [list(luck[text::texts]) for text in range(texts)]})
+            mean, square = mean + chance * run.latency, square + chance * run.latency**2
+    equal("mean latency", float(prediction.latency), mean, CLOSE)
+    if x["fill"] == "propagate":
+        equal("variance and the square of the mean", float(prediction.latency_variance) + mean**2, square, 1e-11)
+
+
+# --- 28: agreement of the views, conservation of work ---
+
+
+@theorem("28a", "Simulator and paths agree on every path, exactly, alone and in batches of unequal texts.", source="one algorithm",
+         given=lambda: _exits(ragged=True))
+def events_are_paths(x: Example) -> None:
+    run = play(x)
+    rows = np.array(_all_depths(x), dtype=np.uint16).T.reshape(-1, 1)
+    tiles = (np.repeat(rows[start : start + 3], BLOCK, axis=1) for start in range(0, len(rows), 3))
+    time, busy = sampler.walk(choice(x), _longest(x), in_quarters(x), tiles)
+    equal("latency", float(time[0]), run.latency)
+    equal("compute", float(busy[0]), run.busy)
+
+
+@theorem("28b", "Passes, layers, rows made and filled in, and heads are the closed form's, by counter and by clock.",
+         source="conservation of work", given=lambda: _exits(ragged=True, alike=True))
+def work_is_the_closed_form(x: Example) -> None:
+    n, parameters = _longest(x), choice(x)
+    found = (
+        interpreter.count(early_exit.decode(parameters, [0], n), _world(x), parameters.outputs_of(n)).account.totals().of["target"]
+    )
+    law = Depths(np.eye(x["layers"])[[depth - 1 for depth in x["depths"][0]]])
+    for name, got, expected in zip(found._fields, found, formulas.work(parameters, n, law).of["target"], strict=True):
+        equal(name, float(got), expected, CLOSE)
+    equal("passes by the clock", play(x).account.totals().of["target"], found)
+
+
+# --- Playing an example ---
+
+
+def choice(x: Example) -> early_exit.Parameters:
+    """The parameters of an example's decoding."""
+    lengths = x.get("lengths")
+    return early_exit.Parameters(
+        x["layers"], x["measure"], min(x["first_check"], x["layers"]), fill=x["fill"], sequences=x["batch"], batching="static",
+        lengths=None if lengths is None else tuple(lengths),
+    )  # fmt: skip
+
+
+def play(x: Example) -> Run:
+    """Simulate an example's decoding."""
+    n, parameters = _longest(x), choice(x)
+    return simulate(early_exit.decode(parameters, [0], n), parameters.outputs_of(n), Cluster(1), in_quarters(x), _world(x))
+
+
+def _world(x: Example) -> Lossy:
+    return Lossy(1, x["layers"], depths=_all_depths(x))
+
+
+def _all_depths(x: Example) -> list[list[int]]:
+    rows: list[list[int]] = x["depths"]
+    texts = len(x["lengths"]) if x.get("lengths") else x["batch"]
+    return [rows[text % len(rows)] for text in range(texts)]
+
+
+def _longest(x: Example) -> int:
+    return max(x["lengths"]) if x.get("lengths") else len(x["depths"][0])
+
+
+def _one_head(x: Example) -> Example:
+    """All heads cost the same, as they do where there is one projection."""
+    return {**x, "cost": {**x["cost"], "early_head": x["cost"]["final_head"]}}
+
+
+THEOREMS = theorem.all()

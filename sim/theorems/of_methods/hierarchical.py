@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import DraftModel, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.hierarchical import paths as sampler
 from model.methods.hierarchical import theory as formulas
 from model.methods.hierarchical.algorithm import READINGS, Parameters, decode
@@ -29,7 +28,7 @@ from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import PROMPT, accepted, always, digits, model, rounds
 from sim.theorems.output_law import Texts, distance, law_of_text, likeliest_text, own_law
 from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.theorem import Example, Theorem, equal
+from sim.theorems.theorem import Collected, Example, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -37,130 +36,7 @@ if TYPE_CHECKING:
 _LOSSLESS = READINGS[1:]
 
 
-# --- 16: what a decoding takes ---
-
-
-def events_are_paths(x: Example) -> None:
-    run, n = play(x), len(x["accept"])
-    given = {name: always(x[name][:-1]) for name in ("accept", "medium_accept")}
-    tally = sampler.walk(choice(x), n, cost(x), given)
-    equal("latency", float(tally.time[0]), run.latency)
-    equal("compute", float(tally.busy[0]), run.busy)
-    equal("rounds", int(tally.rounds[0]), rounds(run))
-
-
-def accepted_and_rounds(x: Example) -> None:
-    run = play(x)
-    equal("accepted tokens and rounds", accepted(run) + rounds(run), len(x["accept"]))
-    equal("text", run.tokens, [*range(1, len(x["accept"]) + 1)])
-
-
-def mean_over_all_luck(x: Example) -> None:
-    n = x["tokens"]
-    prediction = formulas.predict(choice(x), n, {name: Iid(x[name]) for name in _RATES}, cost(x))
-    every = [(chance, run) for chance, run in _all_runs(x, n)]
-    for what in ("latency", "busy"):
-        mean = math.fsum(chance * getattr(run, what) for chance, run in every)
-        equal(f"mean {what}", float(getattr(prediction, what)), mean, CLOSE)
-    equal("mean rounds", float(np.asarray(prediction.rounds)), math.fsum(chance * rounds(run) for chance, run in every), CLOSE)
-
-
-def one_round(x: Example) -> None:
-    """The first round of a decoding that goes on beyond it, all luck of it."""
-    parameters = choice(x)
-    # One token more than it can give, so that nothing is cut short.
-    every = [(chance, run.commits[0]) for chance, run in _all_runs(x, parameters.longest + 2)]
-    gamma, reading = x["draft_length"], x["reading"]
-    tokens = formulas.tokens_per_round(x["accept"], x["medium_accept"], gamma, reading=reading)
-    equal("mean tokens of a round", float(tokens), math.fsum(chance * count for chance, (_, _, count) in every), CLOSE)
-    price = formulas.cost_per_round(
-        x["medium_accept"], gamma, x["cost_ratio"], x["medium_cost_ratio"], reading=reading,
-        inner_draft_length=parameters.inner_draft_length,
-    )  # fmt: skip
-    equal("mean cost of a round", float(price), math.fsum(chance * time for chance, (time, *_) in every), CLOSE)
-
-
-def limits(x: Example) -> None:
-    gamma, medium, inner = x["draft_length"], x["medium_cost_ratio"], x["inner_draft_length"]
-    reuse = formulas.cost_per_round(1, gamma, 0, medium, reading="reuse")
-    equal("cost where the small model is free and always right", float(reuse), 1 + medium, CLOSE)
-    inside = formulas.cost_per_round(1, gamma, 0, medium, reading="recursive", inner_draft_length=inner)
-    equal("the same in the recursion", float(inside), 1 + medium * math.ceil(gamma / (inner + 1)), CLOSE)
-
-
-def break_even(x: Example) -> None:
-    gamma, small, medium, rate = x["draft_length"], x["cost_ratio"], x["medium_cost_ratio"], x["accept"]
-    three = float(formulas.speedup(rate, x["medium_accept"], gamma, small, medium))
-    two = float(speculative.speedup(rate, gamma, medium))
-    kept = float(speculative.expected_tokens(x["medium_accept"], gamma)) - 1
-    needed = float(formulas.breakeven_kept(gamma, small, medium))
-    if abs(kept - needed) > 1e-9:
-        equal("whether three models beat large and medium", three > two, kept > needed)
-
-
-# --- 16: the law of the text ---
-
-
-def right_law(x: Example) -> None:
-    law, want = _text_law(x), _target_law(x)
-    if law != want:
-        raise AssertionError(f"the laws of the text are apart by {distance(law, want)}")
-
-
-# --- 17 ---
-
-
-def cascade(x: Example) -> None:
-    alpha, c = x["accept"], x["medium_cost_ratio"]
-    found = formulas.cascade_speedup(alpha, x["medium_accept"], 1, 0, x["cost_ratio"], c)
-    equal("speed of a cascade of one draft", float(found), float(speculative.speedup(alpha, 1, c)), CLOSE)
-
-
-# --- Playing an example ---
-
-
-def choice(x: Example) -> Parameters:
-    """The parameters of an example's decoding."""
-    inner = x["inner_draft_length"] if x["reading"] == "recursive" else None
-    return Parameters(1, x["draft_length"], x["reading"], inner, x.get("sampled", False), x.get("placement", "together"))
-
-
-def cost(x: Example) -> UnitCost:
-    """Ratios in quarters, so that times add up exactly."""
-    return UnitCost(1, cost_ratio=x["cost_ratio"], medium_cost_ratio=x["medium_cost_ratio"], link=x.get("link", 0.0))
-
-
-def play(x: Example, **changes: Any) -> Run:
-    """Simulate an example's decoding, with some of its fields changed."""
-    x = {**x, **changes}
-    n, parameters = len(x["accept"]), choice(x)
-    lengths = {name: survivors({"draft_length": n, "accept": x[name]}) for name in _RATES}
-    world = World(1, 1, drafts={role: DraftModel(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})
-    return simulate(decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), world)
-
-
-def _all_runs(x: Example, tokens: int) -> Iterator[tuple[float, Run]]:
-    outcomes = paths(tokens - 1)
-    large, medium = (chances(Iid(x[name]), outcomes).tolist() for name in _RATES)
-    lists = [[*row, False] for row in outcomes.T.tolist()]
-    for chance, accept in zip(large, lists, strict=True):
-        for other, medium_accept in zip(medium, lists, strict=True):
-            if chance * other:
-                yield chance * other, play(x, accept=accept, medium_accept=medium_accept)
-
-
-def _text_law(x: Example) -> Texts:
-    models = {role: model(x[role]) for role in ("target", "medium", "draft")}
-    return law_of_text(lambda: decode(choice(x), PROMPT, x["tokens"]), models, PROMPT, x["tokens"])
-
-
-def _target_law(x: Example) -> Texts:
-    if x["sampled"]:
-        return own_law(model(x["target"]), PROMPT, x["tokens"])
-    return {likeliest_text(model(x["target"]), PROMPT, x["tokens"]): Fraction(1)}
-
-
-_RATES = ("accept", "medium_accept")
+theorem = Collected("hierarchical")
 
 
 # --- What they are tried on ---
@@ -209,52 +85,155 @@ def _models(readings: tuple[str, ...], sampled: bool) -> SearchStrategy[Example]
     return models()
 
 
-_theorem = partial(Theorem, method="hierarchical")
+# --- 16: what a decoding takes ---
 
-THEOREMS = (
-    _theorem(
-        "16a", "Simulator and paths agree on every path, exactly, in every reading, together and apart.", source="one algorithm",
-        given=_decodings, holds=events_are_paths,
-    ),
-    _theorem(
-        "16b", "Accepted tokens and rounds add up to l, and the text is the large model's own.", source="a round gives one more",
-        given=_decodings, holds=accepted_and_rounds,
-    ),
-    _theorem(
-        "16c", "Mean latency, compute and rounds are those over all luck.", source="[Deck], exactly so many tokens",
-        given=lambda: _rated(tokens=4), holds=mean_over_all_luck,
-    ),
-    _theorem(
-        "16d", "A round has the mean tokens and the mean cost that each reading says.", source="[Deck], in four readings",
-        given=_rated, holds=one_round,
-    ),
-    _theorem(
-        "16e", "With a small model that is free and always right a round costs 1 + c_M, and 1 + c_M ceil(gamma / (inner + 1)).",
-        source="limits of the cost of a round", given=lambda: _rated(8), holds=limits,
-    ),
-    _theorem(
-        "16f", "Three models beat large and medium just where the medium keeps more than 1 + gamma c_S / c_M tokens (literal).",
-        source="the costs of a round compared", given=lambda: _rated(8).map(_with_medium), holds=break_even,
-    ),
-    _theorem(
-        "16g", "Greedy, the text is the large model's own in every reading, with certainty.", source="token by token",
-        given=lambda: _models(READINGS, False), holds=right_law,
-    ),
-    _theorem(
-        "16h", "Sampled, the text has the large model's own law in every reading but the literal one, exactly.",
-        source="kept and residual tokens together have the medium's law", given=lambda: _models(_LOSSLESS, True), holds=right_law,
-    ),
-    _theorem(
-        "16i", "Sampled, the text has the large model's own law in the literal reading.",
-        source="false: it draws afresh what was rejected, so its tokens have not the law that they are tested against",
-        given=lambda: _models(("literal",), True), holds=right_law, expect="fails",
-    ),
-    _theorem(
-        "17", "A vertical cascade of one draft without inner ones is Theorem 3.8 with gamma = 1.", source="[CSDrafting2023]",
-        given=_rated, holds=cascade,
-    ),
-)  # fmt: skip
+
+@theorem("16a", "Simulator and paths agree on every path, exactly, in every reading, together and apart.", source="one algorithm",
+         given=_decodings)
+def events_are_paths(x: Example) -> None:
+    run, n = play(x), len(x["accept"])
+    given = {name: always(x[name][:-1]) for name in ("accept", "medium_accept")}
+    tally = sampler.walk(choice(x), n, cost(x), given)
+    equal("latency", float(tally.time[0]), run.latency)
+    equal("compute", float(tally.busy[0]), run.busy)
+    equal("rounds", int(tally.rounds[0]), rounds(run))
+
+
+@theorem("16b", "Accepted tokens and rounds add up to l, and the text is the large model's own.", source="a round gives one more",
+         given=_decodings)
+def accepted_and_rounds(x: Example) -> None:
+    run = play(x)
+    equal("accepted tokens and rounds", accepted(run) + rounds(run), len(x["accept"]))
+    equal("text", run.tokens, [*range(1, len(x["accept"]) + 1)])
+
+
+@theorem("16c", "Mean latency, compute and rounds are those over all luck.", source="[Deck], exactly so many tokens",
+         given=lambda: _rated(tokens=4))
+def mean_over_all_luck(x: Example) -> None:
+    n = x["tokens"]
+    prediction = formulas.predict(choice(x), n, {name: Iid(x[name]) for name in _RATES}, cost(x))
+    every = [(chance, run) for chance, run in _all_runs(x, n)]
+    for what in ("latency", "busy"):
+        mean = math.fsum(chance * getattr(run, what) for chance, run in every)
+        equal(f"mean {what}", float(getattr(prediction, what)), mean, CLOSE)
+    equal("mean rounds", float(np.asarray(prediction.rounds)), math.fsum(chance * rounds(run) for chance, run in every), CLOSE)
+
+
+@theorem("16d", "A round has the mean tokens and the mean cost that each reading says.", source="[Deck], in four readings",
+         given=_rated)
+def one_round(x: Example) -> None:
+    """The first round of a decoding that goes on beyond it, all luck of it."""
+    parameters = choice(x)
+    # One token more than it can give, so that nothing is cut short.
+    every = [(chance, run.commits[0]) for chance, run in _all_runs(x, parameters.longest_draft + 2)]
+    gamma, reading = x["draft_length"], x["reading"]
+    tokens = formulas.tokens_per_round(x["accept"], x["medium_accept"], gamma, reading=reading)
+    equal("mean tokens of a round", float(tokens), math.fsum(chance * count for chance, (_, _, count) in every), CLOSE)
+    price = formulas.cost_per_round(
+        x["medium_accept"], gamma, x["cost_ratio"], x["medium_cost_ratio"], reading=reading,
+        inner_draft_length=parameters.inner_draft_length,
+    )  # fmt: skip
+    equal("mean cost of a round", float(price), math.fsum(chance * time for chance, (time, *_) in every), CLOSE)
+
+
+@theorem("16e", "With a small model that is free and always right a round costs 1 + c_M, and 1 + c_M ceil(gamma / (inner + 1)).",
+         source="limits of the cost of a round", given=lambda: _rated(8))
+def limits(x: Example) -> None:
+    gamma, medium, inner = x["draft_length"], x["medium_cost_ratio"], x["inner_draft_length"]
+    reuse = formulas.cost_per_round(1, gamma, 0, medium, reading="reuse")
+    equal("cost where the small model is free and always right", float(reuse), 1 + medium, CLOSE)
+    inside = formulas.cost_per_round(1, gamma, 0, medium, reading="recursive", inner_draft_length=inner)
+    equal("the same in the recursion", float(inside), 1 + medium * math.ceil(gamma / (inner + 1)), CLOSE)
+
+
+@theorem("16f", "Three models beat large and medium just where the medium keeps more than 1 + gamma c_S / c_M tokens (literal).",
+         source="the costs of a round compared", given=lambda: _rated(8).map(_with_medium))
+def break_even(x: Example) -> None:
+    gamma, small, medium, rate = x["draft_length"], x["cost_ratio"], x["medium_cost_ratio"], x["accept"]
+    three = float(formulas.speedup(rate, x["medium_accept"], gamma, small, medium))
+    two = float(speculative.speedup(rate, gamma, medium))
+    kept = float(speculative.expected_tokens(x["medium_accept"], gamma)) - 1
+    needed = float(formulas.breakeven_kept(gamma, small, medium))
+    if abs(kept - needed) > 1e-9:
+        equal("whether three models beat large and medium", three > two, kept > needed)
+
+
+# --- 16: the law of the text ---
+
+
+@theorem("16g", "Greedy, the text is the large model's own in every reading, with certainty.", source="token by token",
+         given=lambda: _models(READINGS, False))
+@theorem("16h", "Sampled, the text has the large model's own law in every reading but the literal one, exactly.",
+         source="kept and residual tokens together have the medium's law", given=lambda: _models(_LOSSLESS, True))
+@theorem("16i", "Sampled, the text has the large model's own law in the literal reading.",
+         source="false: it draws afresh what was rejected, so its tokens have not the law that they are tested against",
+         given=lambda: _models(("literal",), True), expect="fails")
+def right_law(x: Example) -> None:
+    law, want = _text_law(x), _target_law(x)
+    if law != want:
+        raise AssertionError(f"the laws of the text are apart by {distance(law, want)}")
+
+
+# --- 17 ---
+
+
+@theorem("17", "A vertical cascade of one draft without inner ones is Theorem 3.8 with gamma = 1.", source="[CSDrafting2023]",
+         given=_rated)
+def cascade(x: Example) -> None:
+    alpha, c = x["accept"], x["medium_cost_ratio"]
+    found = formulas.cascade_speedup(alpha, x["medium_accept"], 1, 0, x["cost_ratio"], c)
+    equal("speed of a cascade of one draft", float(found), float(speculative.speedup(alpha, 1, c)), CLOSE)
+
+
+# --- Playing an example ---
+
+
+def choice(x: Example) -> Parameters:
+    """The parameters of an example's decoding."""
+    inner = x["inner_draft_length"] if x["reading"] == "recursive" else None
+    return Parameters(1, x["draft_length"], x["reading"], inner, x.get("sampled", False), placement=x.get("placement", "together"))
+
+
+def cost(x: Example) -> UnitCost:
+    """Ratios in quarters, so that times add up exactly."""
+    return UnitCost(1, cost_ratio=x["cost_ratio"], medium_cost_ratio=x["medium_cost_ratio"], link=x.get("link", 0.0))
+
+
+def play(x: Example, **changes: Any) -> Run:
+    """Simulate an example's decoding, with some of its fields changed."""
+    x = {**x, **changes}
+    n, parameters = len(x["accept"]), choice(x)
+    lengths = {name: survivors({"draft_length": n, "accept": x[name]}) for name in _RATES}
+    world = World(1, 1, drafts={role: DraftOutcomes(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})
+    return simulate(decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), world)
+
+
+def _all_runs(x: Example, tokens: int) -> Iterator[tuple[float, Run]]:
+    outcomes = paths(tokens - 1)
+    large, medium = (chances(Iid(x[name]), outcomes).tolist() for name in _RATES)
+    lists = [[*row, False] for row in outcomes.T.tolist()]
+    for chance, accept in zip(large, lists, strict=True):
+        for other, medium_accept in zip(medium, lists, strict=True):
+            if chance * other:
+                yield chance * other, play(x, accept=accept, medium_accept=medium_accept)
+
+
+def _text_law(x: Example) -> Texts:
+    models = {role: model(x[role]) for role in ("target", "medium", "draft")}
+    return law_of_text(lambda: decode(choice(x), PROMPT, x["tokens"]), models, PROMPT, x["tokens"])
+
+
+def _target_law(x: Example) -> Texts:
+    if x["sampled"]:
+        return own_law(model(x["target"]), PROMPT, x["tokens"])
+    return {likeliest_text(model(x["target"]), PROMPT, x["tokens"]): Fraction(1)}
+
+
+_RATES = ("accept", "medium_accept")
 
 
 def _with_medium(x: Example) -> Example:
     return {**x, "medium_cost_ratio": x["medium_cost_ratio"] or 0.25}
+
+
+THEOREMS = theorem.all()

@@ -10,7 +10,6 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 from __future__ import annotations
 
 import math
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -31,15 +30,37 @@ from sim.theorems.pipelined_examples import (
     simulate_all,
     whole,
 )
-from sim.theorems.theorem import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 
+theorem = Collected("ppd")
+_YANG = "Theorem 4.1 of [Yang2024]"
+_PROOF = "proof of Theorem 4.1 of [Yang2024]"
+
+
+# --- What they are tried on ---
+
+
+def _reordered() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    some = st.lists(st.booleans(), min_size=2, max_size=6)
+    orders = some.flatmap(lambda given: st.tuples(st.just([*given, True]), st.permutations(given)))
+    return st.tuples(decodings(("flat",), half="below", tokens=1, many=1), orders).map(
+        lambda drawn: {**drawn[0], "given": drawn[1][0], "order": list(drawn[1][1])}
+    )
+
+
 # --- 21: Theorem 4.1, on every path and in the mean ---
 
 
+@theorem("21a", "From d' = d/2 on, T = d l - (d - d') M on every path, so d + (l - 1) d' <= T <= d l.", source=_PROOF,
+         given=lambda: decodings(UPPER_HALF))
+@theorem("22a", "Nested, at any d', T = d l - (d - d') M on every path, so d + (l - 1) d' <= T <= d l.",
+         source="derived: each token starts d' or d after the one before", given=lambda: decodings(("nested",)))
 def latency_on_every_path(x: Example) -> None:
     d, exit_at, _, n, matches = numbers(x)
     latency = play(x).latency
@@ -48,12 +69,15 @@ def latency_on_every_path(x: Example) -> None:
     at_most("latency", latency, d * n)
 
 
+@theorem("21b", "From d' = d/2 on, C - T = k (d - d') l on every path.", source=_PROOF, given=lambda: decodings(UPPER_HALF))
 def compute_on_every_path(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
     run = play(x)
     equal("compute less latency", run.busy - run.latency, k * (d - exit_at) * n)
 
 
+@theorem("21c", "From d' = d/2 on, E[T] = d l - (d - d') (l - 1) p and E[C] = E[T] + k (d - d') l, over all outcomes.",
+         source=_YANG, given=lambda: few(UPPER_HALF))
 def theorem_4_1(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
     latency, busy, mass = simulate_all(x, x["match_rate"])
@@ -61,6 +85,8 @@ def theorem_4_1(x: Example) -> None:
     equal("mean of the compute", mass @ busy, float(formulas.expected_compute(d, exit_at, n, x["match_rate"], k)), CLOSE)
 
 
+@theorem("21d", "From d' = d/2 on, (d l - T) / (d - d') is binomial with l - 1 trials of chance p, over all outcomes.",
+         source=_PROOF, given=lambda: few(UPPER_HALF))
 def law_of_latency(x: Example) -> None:
     d, exit_at, _, n, _ = numbers(x)
     latency, _, mass = simulate_all(x, x["match_rate"])
@@ -70,6 +96,8 @@ def law_of_latency(x: Example) -> None:
         equal(f"chance of latency {value:g}", probability, math.fsum(mass[latency == value]), CLOSE)
 
 
+@theorem("21e", "T = d N + d' (l - N), N being the number of runs: 1 + misses before the last position; E[N] = l - (l - 1) p.",
+         source=_PROOF, given=lambda: decodings((*UPPER_HALF, "nested"), match_rate=rates()))
 def runs(x: Example) -> None:
     d, exit_at, _, n, _ = numbers(x)
     run = play(x)
@@ -81,6 +109,8 @@ def runs(x: Example) -> None:
         equal("mean number of runs", float(formulas.expected_runs(n, x["match_rate"])), mean, CLOSE)
 
 
+@theorem("21f", "Candidates batched on one unit, where a wide pass takes no longer: T as ever, and C - T one k-th, on two units.",
+         source="derived: they are read side by side all the same", given=lambda: decodings((*UPPER_HALF, "flat")))
 def batched_on_every_path(x: Example) -> None:
     apart, batched = play(x, batched=False), play(x, batched=True)
     equal("latency", batched.latency, apart.latency)
@@ -91,11 +121,15 @@ def batched_on_every_path(x: Example) -> None:
 # --- 22: the nested form ---
 
 
+@theorem("22b", "Nested, C = d l + (k l - M) W on every path, with W = sum of k^i (d - (i + 1) d')^+.",
+         source="derived: every wrong sub-process costs W, with all that it starts", given=lambda: decodings(("nested",)))
 def nested_compute_on_every_path(x: Example) -> None:
     d, exit_at, k, n, matches = numbers(x)
     equal("compute", play(x).busy, d * n + (k * n - matches) * float(formulas.nested_waste(d, exit_at, k)))
 
 
+@theorem("22c", "Nested, E[T] = d l - (d - d') (l - 1) p and E[C] = d l + (k l - (l - 1) p) W, over all outcomes.",
+         source="22a and 22b", given=lambda: few(("nested",), tokens=4))
 def nested_compute_in_the_mean(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
     latency, busy, mass = simulate_all(x, x["match_rate"])
@@ -103,6 +137,8 @@ def nested_compute_in_the_mean(x: Example) -> None:
     equal("mean of the compute", mass @ busy, float(formulas.nested_compute(d, exit_at, n, x["match_rate"], k)), CLOSE)
 
 
+@theorem("22d", "Nested, the most units ever in use are the sum of k^i for i below ceil(d/d'), and they are reached.",
+         source="derived: the generations that start before the first is verified", given=lambda: decodings(("nested",), tokens=5))
 def nested_peak(x: Example) -> None:
     d, exit_at, k, _, _ = numbers(x)
     want = int(formulas.nested_units(d, exit_at, k))
@@ -111,11 +147,15 @@ def nested_peak(x: Example) -> None:
     equal("most units in use", play(x, cluster={"units": want * (k + 1) + 1}).peak_units, want)
 
 
+@theorem("22e", "From d' = d/2 on, the nested form takes the time and the compute of Algorithm 2.", source="W = d - d' there",
+         given=lambda: decodings(("literal",), tokens=6, many=12))
 def nested_from_half_on(x: Example) -> None:
     literal, nested = play(x), play(x, form="nested")
     equal("latency and compute", (nested.latency, nested.busy), (literal.latency, literal.busy))
 
 
+@theorem("22f", "Nested below d/2, C - T = k (d - d') l as in Theorem 4.1.", source="the theorem, taken beyond where it holds",
+         given=lambda: decodings(("nested",), half="below"), expect="fails")
 def compute_of_theorem_4_1_when_nested(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
     run = play(x)
@@ -125,16 +165,22 @@ def compute_of_theorem_4_1_when_nested(x: Example) -> None:
 # --- 23: the flat form below half of the layers ---
 
 
+@theorem("23a", "Flat below d/2, the times from token to token of any two that follow each other add up to at least d.",
+         source="derived: after a match at depth g the next prediction is no earlier than d - g",
+         given=lambda: decodings(("flat",), half="below"))
 def flat_gaps(x: Example) -> None:
     for first, second in pairwise(gaps(x)):
         at_most("layers", x["layers"], first + second)
 
 
+@theorem("23b", "Flat below d/2, T >= d + floor((l - 1)/2) d.", source="23a", given=lambda: decodings(("flat",), half="below"))
 def flat_bound(x: Example) -> None:
     d, _, _, n, _ = numbers(x)
     at_most("lower bound of the latency", d + (n - 1) // 2 * d, play(x).latency)
 
 
+@theorem("23c", "Flat, E[T] and E[C] are flat_latency and flat_compute at any d', over all outcomes.",
+         source="derived: depths of prediction alternate along a run", given=lambda: few(("flat",)))
 def flat_closed_form(x: Example) -> None:
     d, exit_at, k, n, _ = numbers(x)
     latency, busy, mass = simulate_all(x, x["match_rate"])
@@ -142,10 +188,14 @@ def flat_closed_form(x: Example) -> None:
     equal("mean of the compute", mass @ busy, float(formulas.flat_compute(d, exit_at, n, x["match_rate"], k)), CLOSE)
 
 
+@theorem("23d", "Flat below d/2, a match in place of a miss never makes a run longer.", source="derived",
+         given=lambda: decodings(("flat",), half="below", at=whole(0, 39)))
 def flat_match_in_place_of_a_miss(x: Example) -> None:
     at_most("latency with one match more", play(x, matches=_hit(x)).latency, play(x).latency)
 
 
+@theorem("23e", "Flat below d/2, T depends on how many matches there are, not on their order.",
+         source="the theorem, taken beyond where it holds", given=_reordered, expect="fails")
 def flat_latency_from_the_number_of_matches(x: Example) -> None:
     equal("latency of the matches reordered", play(x, matches=[*x["order"], True]).latency, play(x, matches=x["given"]).latency)
 
@@ -159,93 +209,4 @@ def _hit(x: Example) -> list[bool]:
     return [*x["matches"][:at], True, *x["matches"][at + 1 :]]
 
 
-def _reordered() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    some = st.lists(st.booleans(), min_size=2, max_size=6)
-    orders = some.flatmap(lambda given: st.tuples(st.just([*given, True]), st.permutations(given)))
-    return st.tuples(decodings(("flat",), half="below", tokens=1, many=1), orders).map(
-        lambda drawn: {**drawn[0], "given": drawn[1][0], "order": list(drawn[1][1])}
-    )
-
-
-_theorem = partial(Theorem, method="ppd")
-_YANG = "Theorem 4.1 of [Yang2024]"
-_PROOF = "proof of Theorem 4.1 of [Yang2024]"
-
-THEOREMS = (
-    _theorem(
-        "21a", "From d' = d/2 on, T = d l - (d - d') M on every path, so d + (l - 1) d' <= T <= d l.", source=_PROOF,
-        given=lambda: decodings(UPPER_HALF), holds=latency_on_every_path,
-    ),
-    _theorem(
-        "21b", "From d' = d/2 on, C - T = k (d - d') l on every path.", source=_PROOF,
-        given=lambda: decodings(UPPER_HALF), holds=compute_on_every_path,
-    ),
-    _theorem(
-        "21c", "From d' = d/2 on, E[T] = d l - (d - d') (l - 1) p and E[C] = E[T] + k (d - d') l, over all outcomes.",
-        source=_YANG, given=lambda: few(UPPER_HALF), holds=theorem_4_1,
-    ),
-    _theorem(
-        "21d", "From d' = d/2 on, (d l - T) / (d - d') is binomial with l - 1 trials of chance p, over all outcomes.",
-        source=_PROOF, given=lambda: few(UPPER_HALF), holds=law_of_latency,
-    ),
-    _theorem(
-        "21e", "T = d N + d' (l - N), N being the number of runs: 1 + misses before the last position; E[N] = l - (l - 1) p.",
-        source=_PROOF, given=lambda: decodings((*UPPER_HALF, "nested"), match_rate=rates()), holds=runs,
-    ),
-    _theorem(
-        "21f", "Candidates batched on one unit, where a wide pass takes no longer: T as ever, and C - T one k-th, on two units.",
-        source="derived: they are read side by side all the same", given=lambda: decodings((*UPPER_HALF, "flat")),
-        holds=batched_on_every_path,
-    ),
-    _theorem(
-        "22a", "Nested, at any d', T = d l - (d - d') M on every path, so d + (l - 1) d' <= T <= d l.",
-        source="derived: each token starts d' or d after the one before", given=lambda: decodings(("nested",)),
-        holds=latency_on_every_path,
-    ),
-    _theorem(
-        "22b", "Nested, C = d l + (k l - M) W on every path, with W = sum of k^i (d - (i + 1) d')^+.",
-        source="derived: every wrong sub-process costs W, with all that it starts", given=lambda: decodings(("nested",)),
-        holds=nested_compute_on_every_path,
-    ),
-    _theorem(
-        "22c", "Nested, E[T] = d l - (d - d') (l - 1) p and E[C] = d l + (k l - (l - 1) p) W, over all outcomes.",
-        source="22a and 22b", given=lambda: few(("nested",), tokens=4), holds=nested_compute_in_the_mean,
-    ),
-    _theorem(
-        "22d", "Nested, the most units ever in use are the sum of k^i for i below ceil(d/d'), and they are reached.",
-        source="derived: the generations that start before the first is verified", given=lambda: decodings(("nested",), tokens=5),
-        holds=nested_peak,
-    ),
-    _theorem(
-        "22e", "From d' = d/2 on, the nested form takes the time and the compute of Algorithm 2.", source="W = d - d' there",
-        given=lambda: decodings(("literal",), tokens=6, many=12), holds=nested_from_half_on,
-    ),
-    _theorem(
-        "22f", "Nested below d/2, C - T = k (d - d') l as in Theorem 4.1.", source="the theorem, taken beyond where it holds",
-        given=lambda: decodings(("nested",), half="below"), holds=compute_of_theorem_4_1_when_nested, expect="fails",
-    ),
-    _theorem(
-        "23a", "Flat below d/2, the times from token to token of any two that follow each other add up to at least d.",
-        source="derived: after a match at depth g the next prediction is no earlier than d - g",
-        given=lambda: decodings(("flat",), half="below"), holds=flat_gaps,
-    ),
-    _theorem(
-        "23b", "Flat below d/2, T >= d + floor((l - 1)/2) d.", source="23a", given=lambda: decodings(("flat",), half="below"),
-        holds=flat_bound,
-    ),
-    _theorem(
-        "23c", "Flat, E[T] and E[C] are flat_latency and flat_compute at any d', over all outcomes.",
-        source="derived: depths of prediction alternate along a run", given=lambda: few(("flat",)), holds=flat_closed_form,
-    ),
-    _theorem(
-        "23d", "Flat below d/2, a match in place of a miss never makes a run longer.", source="derived",
-        given=lambda: decodings(("flat",), half="below", at=whole(0, 39)), holds=flat_match_in_place_of_a_miss,
-    ),
-    _theorem(
-        "23e", "Flat below d/2, T depends on how many matches there are, not on their order.",
-        source="the theorem, taken beyond where it holds", given=_reordered, holds=flat_latency_from_the_number_of_matches,
-        expect="fails",
-    ),
-)  # fmt: skip
+THEOREMS = theorem.all()

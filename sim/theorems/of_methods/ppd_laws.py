@@ -9,7 +9,6 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,206 +41,15 @@ from sim.theorems.pipelined_examples import (
     simulate_all,
     whole,
 )
-from sim.theorems.theorem import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
 
-# --- 24: the law of the latency ---
-
-
-def variance_and_pmf(x: Example) -> None:
-    d, exit_at, _, n, _ = numbers(x)
-    outcomes, latency, _ = _walk_all(x)
-    mass = chances(Iid(x["match_rate"]), outcomes)
-    _moments("latency", latency, mass, d * n, formulas.expected_latency(d, exit_at, n, x["match_rate"]),
-             formulas.latency_variance(d, exit_at, n, x["match_rate"]))  # fmt: skip
-    values, probabilities = formulas.latency_pmf(d, exit_at, n, x["match_rate"])
-    for value, probability in zip(values, probabilities, strict=True):
-        equal(f"chance of latency {value:g}", probability, math.fsum(mass[latency == value]), CLOSE)
-
-
-def rates_by_position(x: Example) -> None:
-    d, exit_at, _, n, _ = numbers(x)
-    outcomes, latency, _ = _walk_all(x)
-    given = [*x["law"]["match_rates"][: n - 1], 0.5]  # the last one has no effect
-    _moments("latency", latency, chances(law(x["law"]), outcomes), d * n, *formulas.position_latency(d, exit_at, given))
-
-
-def correlated_matches(x: Example) -> None:
-    d, exit_at, _, n, _ = numbers(x)
-    outcomes, latency, _ = _walk_all(x)
-    p, rho = x["law"]["match_rate"], x["law"]["correlation"]
-    mean, variance = formulas.markov_latency(d, exit_at, n, p, rho)
-    _moments("latency", latency, chances(Markov(p, rho), outcomes), d * n, mean, variance)
-    equal("mean, as without a correlation", float(mean), float(formulas.expected_latency(d, exit_at, n, p)))
-
-
-def counts_of_matches(x: Example) -> None:
-    outcomes, named = paths(x["positions"]), law(x["law"])
-    mass, count = chances(named, outcomes), outcomes.sum(axis=0)
-    _moments("matches", count, mass, x["positions"], named.mean(x["positions"]), named.variance(x["positions"]))
-    for value, probability in enumerate(named.pmf(x["positions"])):
-        # A mass that should be zero may miss it by the rounding of 1 - p.
-        if not abs(probability - math.fsum(mass[count == value])) <= CLOSE:
-            raise AssertionError(f"chance of {value} matches: got {probability}, expected {math.fsum(mass[count == value])}")
-
-
-def predictions(x: Example) -> None:
-    n = len(x["matches"])
-    outcomes, latency, busy = _walk_all(x)
-    said, mass = formulas.predict(choice(x), n, law(x["law"]), cost(x)), chances(law(x["law"]), outcomes)
-    mean = mass @ latency
-    top = float(latency.max())
-    if math.isnan(said.latency_variance):  # the closed form of the flat form has none
-        equal("mean of the latency", float(said.latency), mean, CLOSE)
-    else:
-        _moments("latency", latency, mass, top, said.latency, said.latency_variance)
-    equal("mean of the compute", float(said.busy), mass @ busy, CLOSE)
-    if not math.isnan(said.units_ratio):
-        equal("mean of compute over latency", float(said.units_ratio), mass @ (busy / latency), CLOSE)
-
-
-# --- 25: the mean number of busy units ---
-
-
-def jensen(x: Example) -> None:
-    d, exit_at, k, n, _ = numbers(x)
-    p = x["match_rate"]
-    ratio = float(formulas.expected_units_ratio(d, exit_at, n, p, k))
-    quotient = float(formulas.expected_compute(d, exit_at, n, p, k) / formulas.expected_latency(d, exit_at, n, p))
-    if n == 1 or p in (0, 1) or exit_at == d:
-        equal("E[C/T], where it is E[C]/E[T]", ratio, quotient, CLOSE)
-    elif not ratio > quotient:
-        raise AssertionError(f"E[C/T] is {ratio!r}, not above E[C]/E[T], which is {quotient!r}")
-
-
-def ratio_from_every_path(x: Example) -> None:
-    d, exit_at, k, n, _ = numbers(x)
-    latency, busy, mass = simulate_all(x, x["match_rate"])
-    equal("E[C/T]", float(formulas.expected_units_ratio(d, exit_at, n, x["match_rate"], k)), mass @ (busy / latency), CLOSE)
-
-
-def units_in_the_long_run(x: Example) -> None:
-    d, exit_at, k, p, n = x["layers"], x["exit_layer"], x["candidates"], x["match_rate"], 4000
-    limit = 1 + k * (d - exit_at) / (d - (d - exit_at) * p)
-    quotient = float(formulas.expected_compute(d, exit_at, n, p, k) / formulas.expected_latency(d, exit_at, n, p))
-    ratio = float(formulas.expected_units_ratio(d, exit_at, n, p, k))
-    # The quotient misses its limit by k s^2 p / (D^2 l + ...) with the saving s = d - d' and D = d - s p, which is at least d/2;
-    # E[C/T] is above the quotient by k s^3 p (1 - p) / (D^3 l) and smaller terms: together less than 2 k / l.
-    at_most("distance of E[C]/E[T] from its limit", abs(quotient - limit), 2 * k / n)
-    at_most("distance of E[C/T] from its limit", abs(ratio - limit), 2 * k / n)
-    at_most("E[C]/E[T]", quotient, limit, CLOSE)
-    if 2 * exit_at == d:
-        equal("Eq. 5", float(formulas.mean_units(p, k)), limit, CLOSE)
-
-
-# --- 26: overheads ---
-
-
-def gaps_with_overheads(x: Example) -> None:
-    (miss, match), simulated = _formula_gaps(x), gaps(x)
-    within = rounding(x) * len(simulated)  # a gap is a difference of two times, each of which is rounded
-    for at, (gap, after_match) in enumerate(zip(simulated, [False, *x["matches"]], strict=False)):
-        equal(f"gap before token {at + 1}", gap, match if after_match else miss, within)
-    want = miss + sum(match if after_match else miss for after_match in x["matches"][:-1])
-    equal("latency", play(x).latency, want, rounding(x))
-
-
-def mean_with_overheads(x: Example) -> None:
-    latency, _, mass = simulate_all(x, x["match_rate"])
-    want = float(formulas.latency_of_gaps(*_formula_gaps(x), len(x["matches"]), x["match_rate"]))
-    equal("mean of the latency", mass @ latency, want, CLOSE)
-
-
-def without_overheads(x: Example) -> None:
-    d, exit_at, _, n, _ = numbers(x)
-    nothing = dict.fromkeys(OVERHEADS, 0.0)
-    free_gaps = (formulas.literal_gaps if x["form"] == "literal" else formulas.eager_gaps)(d, exit_at, **nothing)
-    equal("gaps", tuple(float(gap) for gap in free_gaps), (d, exit_at))
-    want = float(formulas.expected_latency(d, exit_at, n, x["match_rate"]))
-    equal("mean of the latency", float(formulas.latency_of_gaps(*free_gaps, n, x["match_rate"])), want, CLOSE)
-    free, plain = play(x, cost=nothing), play(x)
-    equal("latency and compute", (free.latency, free.busy), (plain.latency, plain.busy))
-
-
-def overheads_cost_time(x: Example) -> None:
-    more = {**x["cost"], x["name"]: x["cost"][x["name"]] + x["more"]}
-    at_most(f"latency with less {x['name']}", play(x).latency, play(x, cost=more).latency)
-    for what, less, greater in zip(("miss", "match"), _formula_gaps(x), _formula_gaps({**x, "cost": more}), strict=True):
-        at_most(f"gap after a {what} with less {x['name']}", less, greater)
-
-
-def eager_is_no_slower(x: Example) -> None:
-    at_most("latency of the eager form", play(x, form="eager").latency, play(x, form="literal").latency, rounding(x))
-
-
-def eager_is_literal(x: Example) -> None:
-    equal("latency of the eager form", play(x, form="eager").latency, play(x, form="literal").latency)
-
-
-# --- 27: the limit of the speed-up ---
-
-
-def limit_of_the_speed_up(x: Example) -> None:
-    d, exit_at, n, p = x["layers"], x["exit_layer"], x["tokens"], x["match_rate"]
-    saving = p * (1 - exit_at / d)
-    here, next_one = (float(d * m / formulas.expected_latency(d, exit_at, m, p)) for m in (n, n + 1))
-    limit = 1 / (1 - p + p * exit_at / d)
-    equal("1 / speed-up", 1 / here, 1 / limit + saving / n, CLOSE)
-    at_most("speed-up", here, next_one, CLOSE)
-    at_most("speed-up", next_one, limit, CLOSE)
-    if 2 * exit_at == d:
-        equal("Eq. 3", float(formulas.normalized_latency(p)), 1 / limit, CLOSE)
-
-
-def distributed_speculation(x: Example) -> None:
-    d, exit_at, n, p = x["layers"], x["exit_layer"], x["tokens"], x["match_rate"]
-    lookahead_1 = exit_at / d * p * (n - 1) + (1 - p) * (n - 1) + 1
-    equal("latency in passes", float(formulas.expected_latency(d, exit_at, n, p)) / d, lookahead_1, CLOSE)
-
-
-def fixed_drafts(x: Example) -> None:
-    d, exit_at, p, n = x["layers"], x["exit_layer"], x["match_rate"], 1000
-    limit = 1 / (float(formulas.expected_latency(d, exit_at, n, p)) / (d * n) - p * (1 - exit_at / d) / n)  # by 27a
-    drafted = sum(p**length for length in range(x["draft_length"] + 1)) / (x["draft_length"] * exit_at / d + 1)
-    at_most("speed-up with drafts of a fixed length", drafted, limit, CLOSE)
-
-
-# --- Helpers ---
-
-
-def _formula_gaps(x: Example) -> tuple[float, float]:
-    given = cost(x)
-    formula = formulas.literal_gaps if x["form"] == "literal" else formulas.eager_gaps
-    miss, match = formula(
-        x["layers"],
-        x["exit_layer"],
-        early_head=given.head(x["exit_layer"]),  # at exit_layer = layers it is a final one
-        dispatch=given.dispatching(x["candidates"]),
-        link=given.link,
-        final_head=given.final_head,
-        promotion=given.promotion,
-    )
-    return float(miss), float(match)
-
-
-def _walk_all(x: Example) -> tuple[NDArray[np.bool_], Floats, Floats]:
-    """Every sequence of outcomes, its latency and its compute: by the stages, which theorem 28d compares with the simulator."""
-    n = len(x["matches"])
-    outcomes = paths(n - 1)
-    return outcomes, *sums(formulas.stages(choice(x), cost(x)), [outcomes], n, outcomes.shape[1])
-
-
-def _moments(what: str, values: Floats, mass: Floats, top: float, mean: Any, variance: Any) -> None:
-    """Mean and variance of an enumerated quantity that is at most `top` are these."""
-    center = float(mass @ values)
-    equal(f"mean of the {what}", float(mean), center, CLOSE)
-    spread = float(mass @ (values - center) ** 2)
-    # Where it is certain the variance is what rounding left of two large squares.
-    if not abs(float(variance) - spread) <= CLOSE * (spread + top * top):
-        raise AssertionError(f"variance of the {what}: got {float(variance)!r}, expected {spread!r}")
+theorem = Collected("ppd")
+_YANG = "Theorem 4.1 of [Yang2024]"
+_PROOF = "proof of Theorem 4.1 of [Yang2024]"
 
 
 # --- What they are tried on ---
@@ -286,88 +94,237 @@ def _by_position() -> SearchStrategy[Example]:
     return st.fixed_dictionaries({"match_rates": st.lists(rates(), min_size=7, max_size=7)})
 
 
-_theorem = partial(Theorem, method="ppd")
-_YANG = "Theorem 4.1 of [Yang2024]"
-_PROOF = "proof of Theorem 4.1 of [Yang2024]"
+# --- 24: the law of the latency ---
 
-THEOREMS = (
-    _theorem(
-        "24a", "From d' = d/2 on and nested, Var T = (d - d')^2 (l - 1) p (1 - p), and T has the law of latency_pmf.",
-        source=_PROOF, given=lambda: few((*UPPER_HALF, "nested"), tokens=8), holds=variance_and_pmf,
-    ),
-    _theorem(
-        "24b", "With a chance for each position, E[T] = d l - (d - d') sum p_j and Var T = (d - d')^2 sum p_j (1 - p_j), j < l.",
-        source="matches are independent", given=lambda: few((*UPPER_HALF, "nested"), tokens=8, law=_by_position()),
-        holds=rates_by_position,
-    ),
-    _theorem(
-        "24c", "Correlated matches leave E[T] where it is from d' = d/2 on and nested; Var T is that of markov_latency.",
-        source="variance of a stationary two-state chain", given=lambda: few((*UPPER_HALF, "nested"), tokens=8, law=markov()),
-        holds=correlated_matches,
-    ),
-    _theorem(
-        "24d", "Mean, variance and pmf of a law of matches are those of its outcomes, tried one by one.", source="definition",
-        given=lambda: _laws_of_counts(), holds=counts_of_matches,
-    ),
-    _theorem(
-        "24e", "What is predicted under any law, form and cost is the mean over all outcomes; the variance and E[C/T] too.",
-        source="definition", given=lambda: few(FORMS, tokens=7, costs="tenths", law=laws(6)), holds=predictions,
-    ),
-    _theorem(
-        "25a", "E[C/T] >= E[C]/E[T], and they are equal only for l = 1, p = 0, p = 1 or d' = d.", source="Jensen's inequality",
-        given=lambda: _upper_half(candidates=whole(1, 8), matches=_matches(64)), holds=jensen,
-    ),
-    _theorem(
-        "25b", "E[C/T] is 1 + k (d - d') l E[1/T], over all outcomes.", source="21b", given=lambda: few(UPPER_HALF),
-        holds=ratio_from_every_path,
-    ),
-    _theorem(
-        "25c", "E[C]/E[T] and E[C/T] tend to 1 + k (d - d') / (d - (d - d') p), the first from below; at d/2 it is Eq. 5.",
-        source="Eq. 5 of [Yang2024], at any d'", given=lambda: _upper_half(candidates=whole(1, 8)), holds=units_in_the_long_run,
-    ),
-    _theorem(
-        "26a", "With overheads in whole layer-times, every gap is that of literal_gaps or eager_gaps, exactly.",
-        source="derived: the timeline of one token",
-        given=lambda: decodings(UPPER_HALF, cost=overheads("whole")), holds=gaps_with_overheads,
-    ),
-    _theorem(
-        "26b", "With overheads in tenths of layer-times, every gap is that of literal_gaps or eager_gaps, to rounding.",
-        source="derived: the timeline of one token",
-        given=lambda: decodings(UPPER_HALF, cost=overheads("tenths")), holds=gaps_with_overheads,
-    ),
-    _theorem(
-        "26c", "E[T] = G0 + (l - 1) (p G1 + (1 - p) G0) for the gaps G0 after a miss and G1 after a match, over all outcomes.",
-        source="26a", given=lambda: few(UPPER_HALF, cost=overheads("tenths")), holds=mean_with_overheads,
-    ),
-    _theorem(
-        "26d", "Without overheads the gaps are d and d', and all is Theorem 4.1.", source=_YANG,
-        given=lambda: decodings(UPPER_HALF, match_rate=rates()), holds=without_overheads,
-    ),
-    _theorem(
-        "26e", "No overhead that grows ever makes a run shorter, or a gap.", source="26a",
-        given=lambda: _with_overheads("whole"), holds=overheads_cost_time,
-    ),
-    _theorem(
-        "26f", "With overheads the eager form takes the time of the literal one.", source="true without overheads only",
-        given=lambda: decodings(("literal",), cost=overheads("whole")), holds=eager_is_literal, expect="fails",
-    ),
-    _theorem(
-        "26g", "The eager form is never slower than the literal one, on as many units as they want.",
-        source="26a: a sub-process is at least as far, and nobody waits for a wrong one",
-        given=lambda: decodings(("literal",), cost=overheads("tenths")), holds=eager_is_no_slower,
-    ),
-    _theorem(
-        "27a", "1/S(l) = 1/S + p (1 - d'/d) / l: the speed-up grows with l to S = 1/(1 - p + p d'/d), from below; Eq. 3 at d/2.",
-        source="21c and Eq. 3 of [Yang2024]", given=lambda: _upper_half(tokens=whole(1, 4096)), holds=limit_of_the_speed_up,
-    ),
-    _theorem(
-        "27b", "E[T]/d is the latency of distributed speculative inference with lookahead 1 and drafts of cost d'/d.",
-        source="Timor et al., arXiv:2405.14105: c p (l - 1) + (1 - p) (l - 1) + 1",
-        given=lambda: _upper_half(tokens=whole(1, 4096)), holds=distributed_speculation,
-    ),
-    _theorem(
-        "27c", "No speculative decoding with drafts of a fixed length and cost d'/d exceeds the limit 1/(1 - p + p d'/d).",
-        source="Theorem 3.8 of Leviathan et al., arXiv:2211.17192, against the oracle's draft length",
-        given=lambda: _upper_half(draft_length=whole(0, 64)), holds=fixed_drafts,
-    ),
-)  # fmt: skip
+
+@theorem("24a", "From d' = d/2 on and nested, Var T = (d - d')^2 (l - 1) p (1 - p), and T has the law of latency_pmf.",
+         source=_PROOF, given=lambda: few((*UPPER_HALF, "nested"), tokens=8))
+def variance_and_pmf(x: Example) -> None:
+    d, exit_at, _, n, _ = numbers(x)
+    outcomes, latency, _ = _walk_all(x)
+    mass = chances(Iid(x["match_rate"]), outcomes)
+    _moments("latency", latency, mass, d * n, formulas.expected_latency(d, exit_at, n, x["match_rate"]),
+             formulas.latency_variance(d, exit_at, n, x["match_rate"]))  # fmt: skip
+    values, probabilities = formulas.latency_pmf(d, exit_at, n, x["match_rate"])
+    for value, probability in zip(values, probabilities, strict=True):
+        equal(f"chance of latency {value:g}", probability, math.fsum(mass[latency == value]), CLOSE)
+
+
+@theorem("24b", "With a chance for each position, E[T] = d l - (d - d') sum p_j and Var T = (d - d')^2 sum p_j (1 - p_j), j < l.",
+         source="matches are independent", given=lambda: few((*UPPER_HALF, "nested"), tokens=8, law=_by_position()))
+def rates_by_position(x: Example) -> None:
+    d, exit_at, _, n, _ = numbers(x)
+    outcomes, latency, _ = _walk_all(x)
+    given = [*x["law"]["match_rates"][: n - 1], 0.5]  # the last one has no effect
+    _moments("latency", latency, chances(law(x["law"]), outcomes), d * n, *formulas.position_latency(d, exit_at, given))
+
+
+@theorem("24c", "Correlated matches leave E[T] where it is from d' = d/2 on and nested; Var T is that of markov_latency.",
+         source="variance of a stationary two-state chain", given=lambda: few((*UPPER_HALF, "nested"), tokens=8, law=markov()))
+def correlated_matches(x: Example) -> None:
+    d, exit_at, _, n, _ = numbers(x)
+    outcomes, latency, _ = _walk_all(x)
+    p, rho = x["law"]["match_rate"], x["law"]["correlation"]
+    mean, variance = formulas.markov_latency(d, exit_at, n, p, rho)
+    _moments("latency", latency, chances(Markov(p, rho), outcomes), d * n, mean, variance)
+    equal("mean, as without a correlation", float(mean), float(formulas.expected_latency(d, exit_at, n, p)))
+
+
+@theorem("24d", "Mean, variance and pmf of a law of matches are those of its outcomes, tried one by one.", source="definition",
+         given=lambda: _laws_of_counts())
+def counts_of_matches(x: Example) -> None:
+    outcomes, named = paths(x["positions"]), law(x["law"])
+    mass, count = chances(named, outcomes), outcomes.sum(axis=0)
+    _moments("matches", count, mass, x["positions"], named.mean(x["positions"]), named.variance(x["positions"]))
+    for value, probability in enumerate(named.pmf(x["positions"])):
+        # A mass that should be zero may miss it by the rounding of 1 - p.
+        if not abs(probability - math.fsum(mass[count == value])) <= CLOSE:
+            raise AssertionError(f"chance of {value} matches: got {probability}, expected {math.fsum(mass[count == value])}")
+
+
+@theorem("24e", "What is predicted under any law, form and cost is the mean over all outcomes; the variance and E[C/T] too.",
+         source="definition", given=lambda: few(FORMS, tokens=7, costs="tenths", law=laws(6)))
+def predictions(x: Example) -> None:
+    n = len(x["matches"])
+    outcomes, latency, busy = _walk_all(x)
+    said, mass = formulas.predict(choice(x), n, law(x["law"]), cost(x)), chances(law(x["law"]), outcomes)
+    mean = mass @ latency
+    top = float(latency.max())
+    if math.isnan(said.latency_variance):  # the closed form of the flat form has none
+        equal("mean of the latency", float(said.latency), mean, CLOSE)
+    else:
+        _moments("latency", latency, mass, top, said.latency, said.latency_variance)
+    equal("mean of the compute", float(said.busy), mass @ busy, CLOSE)
+    if not math.isnan(said.units_ratio):
+        equal("mean of compute over latency", float(said.units_ratio), mass @ (busy / latency), CLOSE)
+
+
+# --- 25: the mean number of busy units ---
+
+
+@theorem("25a", "E[C/T] >= E[C]/E[T], and they are equal only for l = 1, p = 0, p = 1 or d' = d.", source="Jensen's inequality",
+         given=lambda: _upper_half(candidates=whole(1, 8), matches=_matches(64)))
+def jensen(x: Example) -> None:
+    d, exit_at, k, n, _ = numbers(x)
+    p = x["match_rate"]
+    ratio = float(formulas.expected_units_ratio(d, exit_at, n, p, k))
+    quotient = float(formulas.expected_compute(d, exit_at, n, p, k) / formulas.expected_latency(d, exit_at, n, p))
+    if n == 1 or p in (0, 1) or exit_at == d:
+        equal("E[C/T], where it is E[C]/E[T]", ratio, quotient, CLOSE)
+    elif not ratio > quotient:
+        raise AssertionError(f"E[C/T] is {ratio!r}, not above E[C]/E[T], which is {quotient!r}")
+
+
+@theorem("25b", "E[C/T] is 1 + k (d - d') l E[1/T], over all outcomes.", source="21b", given=lambda: few(UPPER_HALF))
+def ratio_from_every_path(x: Example) -> None:
+    d, exit_at, k, n, _ = numbers(x)
+    latency, busy, mass = simulate_all(x, x["match_rate"])
+    equal("E[C/T]", float(formulas.expected_units_ratio(d, exit_at, n, x["match_rate"], k)), mass @ (busy / latency), CLOSE)
+
+
+@theorem("25c", "E[C]/E[T] and E[C/T] tend to 1 + k (d - d') / (d - (d - d') p), the first from below; at d/2 it is Eq. 5.",
+         source="Eq. 5 of [Yang2024], at any d'", given=lambda: _upper_half(candidates=whole(1, 8)))
+def units_in_the_long_run(x: Example) -> None:
+    d, exit_at, k, p, n = x["layers"], x["exit_layer"], x["candidates"], x["match_rate"], 4000
+    limit = 1 + k * (d - exit_at) / (d - (d - exit_at) * p)
+    quotient = float(formulas.expected_compute(d, exit_at, n, p, k) / formulas.expected_latency(d, exit_at, n, p))
+    ratio = float(formulas.expected_units_ratio(d, exit_at, n, p, k))
+    # The quotient misses its limit by k s^2 p / (D^2 l + ...) with the saving s = d - d' and D = d - s p, which is at least d/2;
+    # E[C/T] is above the quotient by k s^3 p (1 - p) / (D^3 l) and smaller terms: together less than 2 k / l.
+    at_most("distance of E[C]/E[T] from its limit", abs(quotient - limit), 2 * k / n)
+    at_most("distance of E[C/T] from its limit", abs(ratio - limit), 2 * k / n)
+    at_most("E[C]/E[T]", quotient, limit, CLOSE)
+    if 2 * exit_at == d:
+        equal("Eq. 5", float(formulas.mean_units(p, k)), limit, CLOSE)
+
+
+# --- 26: overheads ---
+
+
+@theorem("26a", "With overheads in whole layer-times, every gap is that of literal_gaps or eager_gaps, exactly.",
+         source="derived: the timeline of one token", given=lambda: decodings(UPPER_HALF, cost=overheads("whole")))
+@theorem("26b", "With overheads in tenths of layer-times, every gap is that of literal_gaps or eager_gaps, to rounding.",
+         source="derived: the timeline of one token", given=lambda: decodings(UPPER_HALF, cost=overheads("tenths")))
+def gaps_with_overheads(x: Example) -> None:
+    (miss, match), simulated = _formula_gaps(x), gaps(x)
+    within = rounding(x) * len(simulated)  # a gap is a difference of two times, each of which is rounded
+    for at, (gap, after_match) in enumerate(zip(simulated, [False, *x["matches"]], strict=False)):
+        equal(f"gap before token {at + 1}", gap, match if after_match else miss, within)
+    want = miss + sum(match if after_match else miss for after_match in x["matches"][:-1])
+    equal("latency", play(x).latency, want, rounding(x))
+
+
+@theorem("26c", "E[T] = G0 + (l - 1) (p G1 + (1 - p) G0) for the gaps G0 after a miss and G1 after a match, over all outcomes.",
+         source="26a", given=lambda: few(UPPER_HALF, cost=overheads("tenths")))
+def mean_with_overheads(x: Example) -> None:
+    latency, _, mass = simulate_all(x, x["match_rate"])
+    want = float(formulas.latency_of_gaps(*_formula_gaps(x), len(x["matches"]), x["match_rate"]))
+    equal("mean of the latency", mass @ latency, want, CLOSE)
+
+
+@theorem("26d", "Without overheads the gaps are d and d', and all is Theorem 4.1.", source=_YANG,
+         given=lambda: decodings(UPPER_HALF, match_rate=rates()))
+def without_overheads(x: Example) -> None:
+    d, exit_at, _, n, _ = numbers(x)
+    nothing = dict.fromkeys(OVERHEADS, 0.0)
+    free_gaps = (formulas.literal_gaps if x["form"] == "literal" else formulas.eager_gaps)(d, exit_at, **nothing)
+    equal("gaps", tuple(float(gap) for gap in free_gaps), (d, exit_at))
+    want = float(formulas.expected_latency(d, exit_at, n, x["match_rate"]))
+    equal("mean of the latency", float(formulas.latency_of_gaps(*free_gaps, n, x["match_rate"])), want, CLOSE)
+    free, plain = play(x, cost=nothing), play(x)
+    equal("latency and compute", (free.latency, free.busy), (plain.latency, plain.busy))
+
+
+@theorem("26e", "No overhead that grows ever makes a run shorter, or a gap.", source="26a", given=lambda: _with_overheads("whole"))
+def overheads_cost_time(x: Example) -> None:
+    more = {**x["cost"], x["name"]: x["cost"][x["name"]] + x["more"]}
+    at_most(f"latency with less {x['name']}", play(x).latency, play(x, cost=more).latency)
+    for what, less, greater in zip(("miss", "match"), _formula_gaps(x), _formula_gaps({**x, "cost": more}), strict=True):
+        at_most(f"gap after a {what} with less {x['name']}", less, greater)
+
+
+@theorem("26g", "The eager form is never slower than the literal one, on as many units as they want.",
+         source="26a: a sub-process is at least as far, and nobody waits for a wrong one",
+         given=lambda: decodings(("literal",), cost=overheads("tenths")))
+def eager_is_no_slower(x: Example) -> None:
+    at_most("latency of the eager form", play(x, form="eager").latency, play(x, form="literal").latency, rounding(x))
+
+
+@theorem("26f", "With overheads the eager form takes the time of the literal one.", source="true without overheads only",
+         given=lambda: decodings(("literal",), cost=overheads("whole")), expect="fails")
+def eager_is_literal(x: Example) -> None:
+    equal("latency of the eager form", play(x, form="eager").latency, play(x, form="literal").latency)
+
+
+# --- 27: the limit of the speed-up ---
+
+
+@theorem("27a", "1/S(l) = 1/S + p (1 - d'/d) / l: the speed-up grows with l to S = 1/(1 - p + p d'/d), from below; Eq. 3 at d/2.",
+         source="21c and Eq. 3 of [Yang2024]", given=lambda: _upper_half(tokens=whole(1, 4096)))
+def limit_of_the_speed_up(x: Example) -> None:
+    d, exit_at, n, p = x["layers"], x["exit_layer"], x["tokens"], x["match_rate"]
+    saving = p * (1 - exit_at / d)
+    here, next_one = (float(d * m / formulas.expected_latency(d, exit_at, m, p)) for m in (n, n + 1))
+    limit = 1 / (1 - p + p * exit_at / d)
+    equal("1 / speed-up", 1 / here, 1 / limit + saving / n, CLOSE)
+    at_most("speed-up", here, next_one, CLOSE)
+    at_most("speed-up", next_one, limit, CLOSE)
+    if 2 * exit_at == d:
+        equal("Eq. 3", float(formulas.normalized_latency(p)), 1 / limit, CLOSE)
+
+
+@theorem("27b", "E[T]/d is the latency of distributed speculative inference with lookahead 1 and drafts of cost d'/d.",
+         source="Timor et al., arXiv:2405.14105: c p (l - 1) + (1 - p) (l - 1) + 1",
+         given=lambda: _upper_half(tokens=whole(1, 4096)))
+def distributed_speculation(x: Example) -> None:
+    d, exit_at, n, p = x["layers"], x["exit_layer"], x["tokens"], x["match_rate"]
+    lookahead_1 = exit_at / d * p * (n - 1) + (1 - p) * (n - 1) + 1
+    equal("latency in passes", float(formulas.expected_latency(d, exit_at, n, p)) / d, lookahead_1, CLOSE)
+
+
+@theorem("27c", "No speculative decoding with drafts of a fixed length and cost d'/d exceeds the limit 1/(1 - p + p d'/d).",
+         source="Theorem 3.8 of Leviathan et al., arXiv:2211.17192, against the oracle's draft length",
+         given=lambda: _upper_half(draft_length=whole(0, 64)))
+def fixed_drafts(x: Example) -> None:
+    d, exit_at, p, n = x["layers"], x["exit_layer"], x["match_rate"], 1000
+    limit = 1 / (float(formulas.expected_latency(d, exit_at, n, p)) / (d * n) - p * (1 - exit_at / d) / n)  # by 27a
+    drafted = sum(p**length for length in range(x["draft_length"] + 1)) / (x["draft_length"] * exit_at / d + 1)
+    at_most("speed-up with drafts of a fixed length", drafted, limit, CLOSE)
+
+
+# --- Helpers ---
+
+
+def _formula_gaps(x: Example) -> tuple[float, float]:
+    given = cost(x)
+    formula = formulas.literal_gaps if x["form"] == "literal" else formulas.eager_gaps
+    miss, match = formula(
+        x["layers"],
+        x["exit_layer"],
+        early_head=given.head(x["exit_layer"]),  # at exit_layer = layers it is a final one
+        dispatch=given.dispatching(x["candidates"]),
+        link=given.link,
+        final_head=given.final_head,
+        promotion=given.promotion,
+    )
+    return float(miss), float(match)
+
+
+def _walk_all(x: Example) -> tuple[NDArray[np.bool_], Floats, Floats]:
+    """Every sequence of outcomes, its latency and its compute: by the stages, which theorem 28d compares with the simulator."""
+    n = len(x["matches"])
+    outcomes = paths(n - 1)
+    return outcomes, *sums(formulas.stages(choice(x), cost(x)), [outcomes], n, outcomes.shape[1])
+
+
+def _moments(what: str, values: Floats, mass: Floats, top: float, mean: Any, variance: Any) -> None:
+    """Mean and variance of an enumerated quantity that is at most `top` are these."""
+    center = float(mass @ values)
+    equal(f"mean of the {what}", float(mean), center, CLOSE)
+    spread = float(mass @ (values - center) ** 2)
+    # Where it is certain the variance is what rounding left of two large squares.
+    if not abs(float(variance) - spread) <= CLOSE * (spread + top * top):
+        raise AssertionError(f"variance of the {what}: got {float(variance)!r}, expected {spread!r}")
+
+
+THEOREMS = theorem.all()

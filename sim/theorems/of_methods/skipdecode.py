@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
 from model.interpret.interpreter import Cache
 from model.interpret.world import Lossy, World
-from model.methods import batching
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths as sampler
@@ -26,7 +24,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import digits
 from sim.theorems.pipelined_examples import CLOSE, in_quarters, quarters, whole
-from sim.theorems.theorem import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -34,9 +32,59 @@ if TYPE_CHECKING:
 _PROMPT = 3  # where the schedule begins
 
 
+theorem = Collected("skipdecode")
+
+
+# --- What they are tried on ---
+
+
+def _skips(texts: int = 4, **more: Any) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def skips(draw: DrawFn) -> Example:
+        layers, room = draw(whole(1, 8)), draw(whole(1, 6))
+        most = draw(whole(1, layers))
+        least = draw(whole(1, most))
+        lengths = [1 + place for place in digits(draw, draw(whole(1, texts)), room - 1)]
+        example = {
+            "layers": layers, "min_layers": least, "max_layers": most, "warm_up": draw(whole(0, least)), "room": room,
+            "rounding": draw(st.sampled_from([*formulas.ROUNDINGS])), "power": draw(st.sampled_from((1.0, 0.5, 2.0))),
+            "batch": draw(whole(1, 3)), "lengths": lengths, "cost": draw(quarters()),
+        }  # fmt: skip
+        return example | {name: draw(strategy) for name, strategy in more.items()}
+
+    return skips()
+
+
+def _rising() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    @st.composite
+    def rising(draw: DrawFn) -> Example:
+        layers = draw(whole(2, 8))
+        budgets = [draw(whole(1, layers)), draw(whole(1, layers))]
+        return {"layers": layers, "budgets": budgets, "warm_up": draw(whole(0, 2)), "room": 3}
+
+    return rising()
+
+
+def _uneven() -> SearchStrategy[Example]:
+    """Layers of unequal times, and what each sequence more adds to a pass."""
+    return _skips(layer_times=_several(8, 1, 6), wider=_several(2, 0, 3))
+
+
+def _several(count: int, least: int, most: int) -> SearchStrategy[list[int]]:
+    from hypothesis import strategies as st
+
+    return st.lists(whole(least, most), min_size=count, max_size=count)
+
+
 # --- 30: the schedule, and the layers that it leaves out ---
 
 
+@theorem("30a", "The schedule never rises and stays within its bounds; the layers of a token are among those of every token"
+         " before.", source="[DelCorro2023], Sections 2.3 and 2.4", given=_skips)
 def schedule_falls(x: Example) -> None:
     parameters = choice(x)
     layers = formulas.exit_layers(x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"], x["room"], power=x["power"])
@@ -49,12 +97,16 @@ def schedule_falls(x: Example) -> None:
         equal("layers of a later token that one before it has not", sorted(later - sooner), [])
 
 
+@theorem("30b", "The mean of the linear schedule is max - (max - min)(n - 1) / (2 (sequence - prompt)).",
+         source="[DelCorro2023], Section 2.3", given=_skips)
 def mean_of_the_schedule(x: Example) -> None:
     given = x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"]
     for count in range(1, x["room"] + 1):
         equal("mean layers", formulas.mean_layers(*given, count), float(formulas.exit_layers(*given, count).mean()), 1e-11)
 
 
+@theorem("30c", "No layer that is run lacks a row: nothing is ever computed again or filled in.",
+         source="[DelCorro2023], Section 2.4", given=_skips)
 def nothing_is_lacking(x: Example) -> None:
     """The cache refuses a pass through a layer that lacks a row: no row is ever made but by running the layer."""
     account = counted(x).account.totals().of["target"]
@@ -62,6 +114,7 @@ def nothing_is_lacking(x: Example) -> None:
     play(x)
 
 
+@theorem("30d", "A schedule that rises comes to a layer that lacks a row, and is refused.", source="the cache", given=_rising)
 def what_rises_is_refused(x: Example) -> None:
     """A token with more layers than one before it comes to a layer that lacks that row."""
     layers, (fewer, more) = x["layers"], sorted(x["budgets"])
@@ -79,19 +132,25 @@ def what_rises_is_refused(x: Example) -> None:
     raise AssertionError(f"{more} layers behind {fewer} of {layers} were let through")
 
 
+@theorem("30e", "With min_layers = max_layers = layers it is plain decoding, token for token and time for time.",
+         source="nothing is skipped", given=_skips)
 def all_layers_are_the_plain_model(x: Example) -> None:
     everything = {"min_layers": x["layers"], "max_layers": x["layers"], "batch": 1, "lengths": [x["lengths"][0]]}
     run = play({**x, **everything})
     _equal_to_plain(run, {**x, **everything})
 
 
+@theorem("30f", "The last token of the longest text goes through min_layers layers.",
+         source="false: there t < 1; only rounding may bring it down", given=_skips, expect="fails")
 def last_token_has_the_least(x: Example) -> None:
     layers = formulas.exit_layers(x["min_layers"], x["max_layers"], _PROMPT, _PROMPT + x["room"], x["room"])
     equal("layers of the last token", float(layers[-1]), float(x["min_layers"]))
 
 
+@theorem("30g", "It is as much faster as its layers are fewer.", source="false: the projection onto the vocabulary is not skipped",
+         given=_skips, expect="fails")
 def layers_are_time(x: Example) -> None:
-    widths = [width for _, width in batching.columns(choice(x), _longest(x))]
+    widths = [width for _, width in choice(x).columns(_longest(x))]
     plain, mean = len(widths) * in_quarters(x).target_pass, counted(x).account.layer_passes / sum(widths)
     equal("speed", plain / play(x).latency, x["layers"] / mean, CLOSE)
 
@@ -99,6 +158,7 @@ def layers_are_time(x: Example) -> None:
 # --- 28: agreement of the views, conservation of work, waiting ---
 
 
+@theorem("28a", "Simulator, paths and formula agree exactly.", source="one algorithm", given=_uneven)
 def events_are_paths(x: Example) -> None:
     run = play(x)
     time, busy = sampler.walk(choice(x), _longest(x), cost(x), iter(()))
@@ -109,6 +169,8 @@ def events_are_paths(x: Example) -> None:
     equal("compute of the formula", float(predicted.busy), run.busy)
 
 
+@theorem("28b", "Passes, layers, rows and heads are the closed form's, by counter and by clock.", source="conservation of work",
+         given=_skips)
 def work_is_the_closed_form(x: Example) -> None:
     found, want = counted(x).account.totals().of["target"], formulas.work(choice(x), _longest(x), None).of["target"]
     for name, got, expected in zip(found._fields, found, want, strict=True):
@@ -116,6 +178,8 @@ def work_is_the_closed_form(x: Example) -> None:
     equal("passes by the clock", play(x).account.totals().of["target"], found)
 
 
+@theorem("28c", "A batch takes as long as its longest text alone, and the next begins when it ends.",
+         source="texts of a batch stand at one position", given=_skips)
 def a_batch_takes_as_long_as_its_longest_text(x: Example) -> None:
     run, lengths = play(x), x["lengths"]
     batches = [lengths[start : start + x["batch"]] for start in range(0, len(lengths), x["batch"])]
@@ -173,91 +237,4 @@ def _equal_to_plain(run: Run, x: Example) -> None:
     equal("text", run.tokens, want.tokens)
 
 
-# --- What they are tried on ---
-
-
-def _skips(texts: int = 4, **more: Any) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def skips(draw: DrawFn) -> Example:
-        layers, room = draw(whole(1, 8)), draw(whole(1, 6))
-        most = draw(whole(1, layers))
-        least = draw(whole(1, most))
-        lengths = [1 + place for place in digits(draw, draw(whole(1, texts)), room - 1)]
-        example = {
-            "layers": layers, "min_layers": least, "max_layers": most, "warm_up": draw(whole(0, least)), "room": room,
-            "rounding": draw(st.sampled_from([*formulas.ROUNDINGS])), "power": draw(st.sampled_from((1.0, 0.5, 2.0))),
-            "batch": draw(whole(1, 3)), "lengths": lengths, "cost": draw(quarters()),
-        }  # fmt: skip
-        return example | {name: draw(strategy) for name, strategy in more.items()}
-
-    return skips()
-
-
-def _rising() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def rising(draw: DrawFn) -> Example:
-        layers = draw(whole(2, 8))
-        budgets = [draw(whole(1, layers)), draw(whole(1, layers))]
-        return {"layers": layers, "budgets": budgets, "warm_up": draw(whole(0, 2)), "room": 3}
-
-    return rising()
-
-
-def _uneven() -> SearchStrategy[Example]:
-    """Layers of unequal times, and what each sequence more adds to a pass."""
-    return _skips(layer_times=_several(8, 1, 6), wider=_several(2, 0, 3))
-
-
-def _several(count: int, least: int, most: int) -> SearchStrategy[list[int]]:
-    from hypothesis import strategies as st
-
-    return st.lists(whole(least, most), min_size=count, max_size=count)
-
-
-_theorem = partial(Theorem, method="skipdecode")
-
-THEOREMS = (
-    _theorem(
-        "30a", "The schedule never rises and stays within its bounds; the layers of a token are among those of every token before.",
-        source="[DelCorro2023], Sections 2.3 and 2.4", given=_skips, holds=schedule_falls,
-    ),
-    _theorem(
-        "30b", "The mean of the linear schedule is max - (max - min)(n - 1) / (2 (sequence - prompt)).",
-        source="[DelCorro2023], Section 2.3", given=_skips, holds=mean_of_the_schedule,
-    ),
-    _theorem(
-        "30c", "No layer that is run lacks a row: nothing is ever computed again or filled in.",
-        source="[DelCorro2023], Section 2.4", given=_skips, holds=nothing_is_lacking,
-    ),
-    _theorem(
-        "30d", "A schedule that rises comes to a layer that lacks a row, and is refused.", source="the cache", given=_rising,
-        holds=what_rises_is_refused,
-    ),
-    _theorem(
-        "30e", "With min_layers = max_layers = layers it is plain decoding, token for token and time for time.",
-        source="nothing is skipped", given=_skips, holds=all_layers_are_the_plain_model,
-    ),
-    _theorem(
-        "30f", "The last token of the longest text goes through min_layers layers.",
-        source="false: there t < 1; only rounding may bring it down", given=_skips, holds=last_token_has_the_least, expect="fails",
-    ),
-    _theorem(
-        "30g", "It is as much faster as its layers are fewer.", source="false: the projection onto the vocabulary is not skipped",
-        given=_skips, holds=layers_are_time, expect="fails",
-    ),
-    _theorem(
-        "28a", "Simulator, paths and formula agree exactly.", source="one algorithm", given=_uneven, holds=events_are_paths,
-    ),
-    _theorem(
-        "28b", "Passes, layers, rows and heads are the closed form's, by counter and by clock.", source="conservation of work",
-        given=_skips, holds=work_is_the_closed_form,
-    ),
-    _theorem(
-        "28c", "A batch takes as long as its longest text alone, and the next begins when it ends.",
-        source="texts of a batch stand at one position", given=_skips, holds=a_batch_takes_as_long_as_its_longest_text,
-    ),
-)  # fmt: skip
+THEOREMS = theorem.all()

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from model.methods.speculative import dependent_acceptance as laws
 from model.methods.speculative import theory as formulas
 from sim.theorems.drafting_examples import accepted, all_runs, drafted, drafting, few, law_of, mean, rounds, starts, walked
 from sim.theorems.pipelined_examples import CLOSE, choice, cost, counted, play, rates, size, survivors, whole
-from sim.theorems.theorem import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -34,19 +33,86 @@ _MANY = 80  # tokens, after which it no longer matters how a text began
 _LONGEST = 120  # no best draft length of the points that are drawn is longer
 
 
+theorem = Collected("speculative")
+_EQ_1 = "[Leviathan2023], Eq. 1"
+
+
+# --- What they are tried on ---
+
+
+def _points(**fields: SearchStrategy[Any]) -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    given = {"tokens": whole(1, 40), "draft_length": whole(0, 8), "acceptance_rate": rates(), "cost_ratio": rates()}
+    return st.fixed_dictionaries(given | fields)
+
+
+def _uncertain() -> SearchStrategy[Example]:
+    return _points().filter(lambda x: x["acceptance_rate"] < 1)
+
+
+def _priced() -> SearchStrategy[Example]:
+    """Points with a best draft length in sight: a draft costs something, and at most what a pass of the target does."""
+    from hypothesis import strategies as st
+
+    costs = st.integers(1, 24).map(lambda twentieths: twentieths / 20)
+    return st.fixed_dictionaries({"acceptance_rate": rates().filter(lambda rate: rate < 1), "cost_ratio": costs})
+
+
+def _curves() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    steps = st.lists(st.integers(0, 4), max_size=6)
+    return st.fixed_dictionaries({"acceptance_rate": rates(), "cost_ratio": rates(), "steps": steps})
+
+
+def _mixtures() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    weights = st.lists(st.integers(0, 3), min_size=1, max_size=4).filter(any)
+    return st.fixed_dictionaries({"weights": weights, "law": st.fixed_dictionaries({"match_rate": rates()})})
+
+
+def _rates_by_place() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    return st.fixed_dictionaries({"acceptance_rates": st.lists(rates(), min_size=1, max_size=3)})
+
+
+def _betas() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    return st.fixed_dictionaries({"a": whole(1, 9), "b": whole(1, 9), "draft_length": whole(0, 3)})
+
+
+def _chains() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    return st.fixed_dictionaries(
+        {
+            "draft_length": whole(0, 3),
+            "match_rate": whole(8, 16).map(lambda twentieths: twentieths / 20),
+            "correlation": whole(-1, 3).map(lambda fifths: fifths / 5),
+        }
+    )
+
+
 # --- 1: rounds and drafted tokens in the mean ---
 
 
+@theorem("1a", "The mean number of rounds, over all luck, is R(l).", source="renewal theory", given=few)
 def rounds_in_the_mean(x: Example) -> None:
     n, gamma, alpha = _few(x)
     equal("mean rounds", mean(x, n, rounds), float(formulas.target_runs(n, alpha, gamma)), CLOSE)
 
 
+@theorem("1b", "The mean number of drafted tokens, over all luck, is D(l).", source="renewal theory", given=few)
 def drafted_in_the_mean(x: Example) -> None:
     n, gamma, alpha = _few(x)
     equal("mean drafted tokens", mean(x, n, drafted), float(formulas.draft_runs(n, alpha, gamma)), CLOSE)
 
 
+@theorem("1c", "A round starts when m tokens are out with chance u_m.", source="renewal theory", given=few)
 def starts_in_the_mean(x: Example) -> None:
     n, gamma, alpha = _few(x)
     density = formulas.renewal_density(n, alpha, gamma)
@@ -55,6 +121,8 @@ def starts_in_the_mean(x: Example) -> None:
         equal(f"chance that a round starts after {out} tokens", float(density[out]), chance, CLOSE)
 
 
+@theorem("1d", "R(l) is what its recursion gives in fractions, and the sum of u_m; D(l) is that of u_m min(gamma, l - m - 1).",
+         source="renewal theory", given=_points)
 def recursion(x: Example) -> None:
     n, gamma, alpha = _point(x)
     exact = _rounds(n, Fraction(x["acceptance_rate"]).limit_denominator(100), gamma)
@@ -65,6 +133,8 @@ def recursion(x: Example) -> None:
     equal("D", float(formulas.draft_runs(n, alpha, gamma)), drafts, CLOSE)
 
 
+@theorem("1e", "Mean and variance of the latency, mean compute, rounds and drafts are those over all luck, under any law and cost.",
+         source="forward over the starts of rounds", given=lambda: few(costs="tenths", law="any"))
 def prediction(x: Example) -> None:
     n = x["tokens"]
     found = formulas.predict(choice(x), n, law_of(x), cost(x))
@@ -90,6 +160,7 @@ def prediction(x: Example) -> None:
 # --- 2 and 3: bounds and the limit ---
 
 
+@theorem("2a", "R(l) is between l / (gamma + 1), rounded up, and l, and at least l / mu.", source="Wald", given=_points)
 def bounds_of_rounds(x: Example) -> None:
     n, gamma, alpha = _point(x)
     runs = float(formulas.target_runs(n, alpha, gamma))
@@ -98,6 +169,8 @@ def bounds_of_rounds(x: Example) -> None:
     at_most("tokens over tokens of a round", n / float(formulas.expected_tokens(alpha, gamma)), runs, CLOSE)
 
 
+@theorem("2b", "Two texts in one go take no more rounds than one after the other: R(l + m) <= R(l) + R(m).",
+         source="a cut adds a start", given=lambda: _points(more_tokens=whole(1, 40)))
 def subadditive(x: Example) -> None:
     n, gamma, alpha = _point(x)
     more = x["more_tokens"]
@@ -105,6 +178,7 @@ def subadditive(x: Example) -> None:
     at_most("rounds of both texts in one go", together, one + other, CLOSE)
 
 
+@theorem("2c", "R(l) falls with alpha and gamma, and rises with l.", source="coupling", given=lambda: _points(other_rate=rates()))
 def monotone_rounds(x: Example) -> None:
     n, gamma, alpha = _point(x)
     runs = float(formulas.target_runs(n, alpha, gamma))
@@ -113,12 +187,16 @@ def monotone_rounds(x: Example) -> None:
     at_most("rounds of one token less", runs, float(formulas.target_runs(n + 1, alpha, gamma)), CLOSE)
 
 
+@theorem("2d", "The speed-up of a finite text is at most the larger of 1 and that of an endless one.",
+         source="false: where gamma is too long for c, cutting the last draft short helps", given=_points, expect="fails")
 def finite_below_infinite(x: Example) -> None:
     n, gamma, alpha = _point(x)
     finite = float(formulas.finite_speedup(n, alpha, gamma, x["cost_ratio"]))
     at_most("speed-up of these tokens", finite, max(1.0, float(formulas.speedup(alpha, gamma, x["cost_ratio"]))), CLOSE)
 
 
+@theorem("3", "R(l) - l / mu is within alpha^l / (1 - alpha) of (E[N^2] - mu) / (2 mu^2).",
+         source="renewal theory: u_m is within alpha^m of 1 / mu", given=_uncertain)
 def limit_of_rounds(x: Example) -> None:
     n, gamma, alpha = _point(x)
     mu = float(formulas.expected_tokens(alpha, gamma))
@@ -131,6 +209,8 @@ def limit_of_rounds(x: Example) -> None:
 # --- 4 and 5: on every path ---
 
 
+@theorem("4a", "Accepted tokens and rounds add up to l, on every path, in all views, whatever survives of a draft.",
+         source="a round gives one token more than it accepts", given=lambda: drafting(luck="survive", costs="whole"))
 def accepted_and_rounds(x: Example) -> None:
     n, gamma = size(x), x["draft_length"]
     run, work, tally = play(x), counted(x), walked(x)
@@ -143,6 +223,8 @@ def accepted_and_rounds(x: Example) -> None:
     equal("rounds of the paths by accepted tokens", tally.accepted.tolist(), [len(tally.rounds) * times for times in lengths])
 
 
+@theorem("4b", "A round drafts min(gamma, l - m - 1) tokens after m: no round goes beyond the end.",
+         source="the target gives the last token", given=lambda: drafting(luck="survive"))
 def draft_is_cut(x: Example) -> None:
     n, gamma = size(x), x["draft_length"]
     run = play(x)
@@ -153,6 +235,8 @@ def draft_is_cut(x: Example) -> None:
         at_most("accepted tokens of a round", count, length)
 
 
+@theorem("5", "Cutting drafts short at the end costs no round, and saves drafts.",
+         source="a round that reaches the end does so anyway", given=lambda: drafting(luck="survive"))
 def cut_drafts_cost_no_round(x: Example) -> None:
     """Whole drafts beyond the end, of tokens that are as good as those asked for: the same rounds begin."""
     n, gamma = size(x), x["draft_length"]
@@ -167,6 +251,8 @@ def cut_drafts_cost_no_round(x: Example) -> None:
 # --- 6 and 7: the law of a round ---
 
 
+@theorem("6a", "A round gives j <= gamma tokens with chance alpha^(j-1) (1 - alpha), and gamma + 1 with alpha^gamma.",
+         source="[Leviathan2023], Section 3.1", given=few)
 def law_of_a_round(x: Example) -> None:
     gamma, alpha = x["draft_length"], _rate(x)
     chances = formulas.tokens_pmf(alpha, gamma)
@@ -176,6 +262,8 @@ def law_of_a_round(x: Example) -> None:
         equal(f"chance of {tokens} tokens", float(chances[tokens - 1]), chance, CLOSE)
 
 
+@theorem("6b", "These chances add up to 1, and have the mean of Eq. 1 and the variance of the formula.", source=_EQ_1,
+         given=_points)
 def moments_of_a_round(x: Example) -> None:
     gamma, alpha = x["draft_length"], x["acceptance_rate"]
     chances, tokens = formulas.tokens_pmf(alpha, gamma), np.arange(1, gamma + 2)
@@ -186,6 +274,8 @@ def moments_of_a_round(x: Example) -> None:
     at_most("error of the variance", abs(float(formulas.tokens_variance(alpha, gamma)) - variance), CLOSE * mu**2)
 
 
+@theorem("6c", "E[z^N] = 1 + (z - 1) (1 - (alpha z)^G) / (1 - alpha z).", source="geometric sums",
+         given=lambda: _points(z=rates()).filter(lambda x: x["acceptance_rate"] * x["z"] < 1))
 def generating_function(x: Example) -> None:
     gamma, z = x["draft_length"], Fraction(x["z"]).limit_denominator(100)
     alpha = Fraction(x["acceptance_rate"]).limit_denominator(100)
@@ -194,6 +284,8 @@ def generating_function(x: Example) -> None:
     at_most("error of E[z^N]", abs(found - float(want)), CLOSE)
 
 
+@theorem("7a", "Drafts of a random length D give (1 - alpha E[alpha^D]) / (1 - alpha) tokens, at most Eq. 1 at E[D] rounded up.",
+         source=_EQ_1, given=_mixtures)
 def random_length(x: Example) -> None:
     alpha, weights = _rate(x), x["weights"]
     mass = [weight / sum(weights) for weight in weights]
@@ -210,6 +302,8 @@ def random_length(x: Example) -> None:
     at_most("mean tokens", found, float(formulas.expected_tokens(alpha, ceiling)), CLOSE)
 
 
+@theorem("7b", "With rates by place in the draft a round gives 1 + alpha_1 + alpha_1 alpha_2 + ... tokens.", source=_EQ_1,
+         given=_rates_by_place)
 def rates_by_place(x: Example) -> None:
     chances = x["acceptance_rates"]
     survival = np.cumprod(chances).tolist()
@@ -217,6 +311,8 @@ def rates_by_place(x: Example) -> None:
     equal("mean tokens of a round", float(laws.expected_tokens_by_draft_position(chances)), first, CLOSE)
 
 
+@theorem("7c", "With one Beta(a, b) rate for each round it gives 1 + E[B] + E[B^2] + ..., no less than Eq. 1 at E[B].",
+         source="Jensen", given=_betas)
 def shared_rate(x: Example) -> None:
     a, b, gamma = x["a"], x["b"], x["draft_length"]
     survival = Rounds.shared_rate(a / (a + b), a + b, gamma).survival.tolist()
@@ -226,6 +322,8 @@ def shared_rate(x: Example) -> None:
     at_most("Eq. 1 at the mean rate", float(formulas.expected_tokens(a / (a + b), gamma)), found, CLOSE)
 
 
+@theorem("7d", "Where acceptances are a chain, by position or by test, rounds come to what the formula says; positive"
+         " correlation makes them shorter.", source="[Leviathan2023], Eq. 1, from both states", given=_chains)
 def chained(x: Example) -> None:
     gamma, p, rho = x["draft_length"], x["match_rate"], x["correlation"]
     for chain in ("output", "tested"):
@@ -236,6 +334,8 @@ def chained(x: Example) -> None:
             at_most("tokens of a round of a chain", found, float(formulas.expected_tokens(p, gamma)), CLOSE)
 
 
+@theorem("7e", "Of a log of accepted lengths by position the simulator makes the rounds that the walk over it does.",
+         source="a round goes on to where the next one starts", given=lambda: drafting(12, luck="survive"))
 def logged(x: Example) -> None:
     run = play(x)
     count, per_round = laws.tokens_of_rounds([survive + 1 for survive in x["survive"]], x["draft_length"])
@@ -245,6 +345,7 @@ def logged(x: Example) -> None:
 # --- 8 to 12: speed ---
 
 
+@theorem("8a", "S rises with gamma up to a best length and falls after it.", source="[Leviathan2023], Theorem 3.8", given=_priced)
 def one_summit(x: Example) -> None:
     alpha, c = x["acceptance_rate"], x["cost_ratio"]
     speeds = _speeds(alpha, c)
@@ -254,6 +355,8 @@ def one_summit(x: Example) -> None:
     at_most("the best length", best, _LONGEST - 1)  # or the summit is out of sight
 
 
+@theorem("8b", "The best draft length is within one of where the derivative of S vanishes, and no other is better.",
+         source="[Leviathan2023], Section 3.5", given=_priced)
 def best_length(x: Example) -> None:
     alpha, c = x["acceptance_rate"], x["cost_ratio"]
     speeds, found = _speeds(alpha, c), int(formulas.optimal_draft_length(alpha, c))
@@ -268,6 +371,8 @@ def best_length(x: Example) -> None:
         at_most("distance from the real optimum", abs(found - real), 1.0, 1e-9)
 
 
+@theorem("8c", "With a measured cost of widths, or up to a longest draft, no draft length that is allowed is better.",
+         source="[Leviathan2023], Section 3.5", given=_curves)
 def best_length_by_cost(x: Example) -> None:
     alpha, c, times = x["acceptance_rate"], x["cost_ratio"], list(accumulate(x["steps"], initial=4))
     curve, flat = list(enumerate(times, start=1)), [times[0]] * len(times)
@@ -286,6 +391,8 @@ def best_length_by_cost(x: Example) -> None:
     equal("the best speed-up of the curve", speeds[whole], max(speeds), CLOSE)
 
 
+@theorem("9", "Some draft length is faster than none if alpha > c, by (1 + alpha) / (1 + c) at least, and none is otherwise.",
+         source="[Leviathan2023], Corollary 3.9, and its converse", given=_priced)
 def worth_it(x: Example) -> None:
     alpha, c = x["acceptance_rate"], x["cost_ratio"]
     best = float(_speeds(alpha, c)[1:].max())
@@ -297,6 +404,8 @@ def worth_it(x: Example) -> None:
     equal("a draft is asked for", int(formulas.optimal_draft_length(alpha, c, longest=_LONGEST)) > 0, alpha > c)
 
 
+@theorem("10a", "S, and that of any finite text, is at most 1 / (1 - alpha + c alpha), which free drafts reach in the limit.",
+         source="no policy accepts more than alpha of its tokens", given=_points)
 def oracle(x: Example) -> None:
     n, gamma, alpha = _point(x)
     c = x["cost_ratio"]
@@ -310,6 +419,8 @@ def oracle(x: Example) -> None:
     equal("bound where a draft pass costs one of the target's", float(formulas.oracle_speedup(alpha, 1.0)), 1.0, CLOSE)
 
 
+@theorem("10b", "No mean time, over all luck, is below (1 - alpha + c alpha) l.", source="10a",
+         given=lambda: few().flatmap(_with_ratio))
 def oracle_on_the_simulator(x: Example) -> None:
     n, _, alpha = _few(x)
     c = x["cost_ratio"]
@@ -318,6 +429,8 @@ def oracle_on_the_simulator(x: Example) -> None:
     at_most("tokens over mean time", n, time * float(formulas.oracle_speedup(alpha, c)), CLOSE)
 
 
+@theorem("11a", "Operations are (gamma c^ + gamma + 1) / mu times those of plain decoding, never less.",
+         source="[Leviathan2023], Theorem 3.11", given=_points)
 def operations(x: Example) -> None:
     gamma, alpha, c = x["draft_length"], x["acceptance_rate"], x["cost_ratio"]
     found = float(formulas.operations_factor(alpha, gamma, c))
@@ -326,6 +439,8 @@ def operations(x: Example) -> None:
     equal("operations", found, (gamma * c + gamma + 1) / mu, CLOSE)
 
 
+@theorem("11b", "The target works on a position for each drafted token and round, no fewer than it puts out.",
+         source="[Leviathan2023], Theorem 3.11", given=lambda: drafting(luck="survive", costs="whole"))
 def operations_on_every_path(x: Example) -> None:
     work, layers = counted(x), choice(x).layers
     # The draft model reads what was put out, too: two tokens after a whole draft.
@@ -337,6 +452,8 @@ def operations_on_every_path(x: Example) -> None:
     equal("positions that are projected", work.heads, rounds(work) + 2 * drafted(work))
 
 
+@theorem("12a", "S has its limits at alpha = 0, at alpha = 1 and without drafts.", source="[Leviathan2023], Theorem 3.8",
+         given=_points)
 def limits(x: Example) -> None:
     gamma, c = x["draft_length"], x["cost_ratio"]
     certain, nearly = (float(formulas.speedup(alpha, gamma, c)) for alpha in (1.0, 1 - 1e-12))
@@ -346,6 +463,8 @@ def limits(x: Example) -> None:
     equal("without drafts", float(formulas.speedup(x["acceptance_rate"], 0, c)), 1.0, CLOSE)
 
 
+@theorem("12c", "With a measured cost of widths l / (mean time over all luck) is the S(l) of the formula.",
+         source="a round that is cut short is narrower", given=lambda: few(costs="whole"))
 def measured_widths(x: Example) -> None:
     n, gamma, alpha = _few(x)
     given = {**x, "placement": "together"}
@@ -356,6 +475,8 @@ def measured_widths(x: Example) -> None:
     equal("speed-up of these tokens", found, n * prices.target_pass / time, CLOSE)
 
 
+@theorem("12d", "Over arrays of draft lengths the formulas say what they say of each.", source="broadcasting",
+         given=lambda: _points(other_length=whole(0, 12)))
 def point_by_point(x: Example) -> None:
     n, gamma, alpha = _point(x)
     c, more = x["cost_ratio"], x["other_length"]
@@ -372,6 +493,7 @@ def point_by_point(x: Example) -> None:
         equal(what, of(np.array([gamma, more])).tolist(), [float(of(gamma)), float(of(more))])
 
 
+@theorem("12b", "S(l) = l / (R + c D), in fractions, and becomes S.", source="renewal theory", given=_points)
 def finite_becomes_infinite(x: Example) -> None:
     n, gamma, alpha = _point(x)
     c = x["cost_ratio"]
@@ -443,208 +565,8 @@ def _speeds(alpha: float, c: float) -> Any:
     return formulas.speedup(alpha, np.arange(_LONGEST), c)
 
 
-# --- What they are tried on ---
-
-
-def _points(**fields: SearchStrategy[Any]) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    given = {"tokens": whole(1, 40), "draft_length": whole(0, 8), "acceptance_rate": rates(), "cost_ratio": rates()}
-    return st.fixed_dictionaries(given | fields)
-
-
-def _uncertain() -> SearchStrategy[Example]:
-    return _points().filter(lambda x: x["acceptance_rate"] < 1)
-
-
-def _priced() -> SearchStrategy[Example]:
-    """Points with a best draft length in sight: a draft costs something, and at most what a pass of the target does."""
-    from hypothesis import strategies as st
-
-    costs = st.integers(1, 24).map(lambda twentieths: twentieths / 20)
-    return st.fixed_dictionaries({"acceptance_rate": rates().filter(lambda rate: rate < 1), "cost_ratio": costs})
-
-
-def _curves() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    steps = st.lists(st.integers(0, 4), max_size=6)
-    return st.fixed_dictionaries({"acceptance_rate": rates(), "cost_ratio": rates(), "steps": steps})
-
-
-def _mixtures() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    weights = st.lists(st.integers(0, 3), min_size=1, max_size=4).filter(any)
-    return st.fixed_dictionaries({"weights": weights, "law": st.fixed_dictionaries({"match_rate": rates()})})
-
-
-def _rates_by_place() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    return st.fixed_dictionaries({"acceptance_rates": st.lists(rates(), min_size=1, max_size=3)})
-
-
-def _betas() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    return st.fixed_dictionaries({"a": whole(1, 9), "b": whole(1, 9), "draft_length": whole(0, 3)})
-
-
-def _chains() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    return st.fixed_dictionaries(
-        {
-            "draft_length": whole(0, 3),
-            "match_rate": whole(8, 16).map(lambda twentieths: twentieths / 20),
-            "correlation": whole(-1, 3).map(lambda fifths: fifths / 5),
-        }
-    )
-
-
-_theorem = partial(Theorem, method="speculative")
-_EQ_1 = "[Leviathan2023], Eq. 1"
-
-THEOREMS = (
-    _theorem(
-        "1a", "The mean number of rounds, over all luck, is R(l).", source="renewal theory", given=few,
-        holds=rounds_in_the_mean,
-    ),
-    _theorem(
-        "1b", "The mean number of drafted tokens, over all luck, is D(l).", source="renewal theory", given=few,
-        holds=drafted_in_the_mean,
-    ),
-    _theorem(
-        "1c", "A round starts when m tokens are out with chance u_m.", source="renewal theory", given=few,
-        holds=starts_in_the_mean,
-    ),
-    _theorem(
-        "1d", "R(l) is what its recursion gives in fractions, and the sum of u_m; D(l) is that of u_m min(gamma, l - m - 1).",
-        source="renewal theory", given=_points, holds=recursion,
-    ),
-    _theorem(
-        "1e", "Mean and variance of the latency, mean compute, rounds and drafts are those over all luck, under any law and cost.",
-        source="forward over the starts of rounds", given=lambda: few(costs="tenths", law="any"), holds=prediction,
-    ),
-    _theorem(
-        "2a", "R(l) is between l / (gamma + 1), rounded up, and l, and at least l / mu.", source="Wald", given=_points,
-        holds=bounds_of_rounds,
-    ),
-    _theorem(
-        "2b", "Two texts in one go take no more rounds than one after the other: R(l + m) <= R(l) + R(m).",
-        source="a cut adds a start", given=lambda: _points(more_tokens=whole(1, 40)), holds=subadditive,
-    ),
-    _theorem(
-        "2c", "R(l) falls with alpha and gamma, and rises with l.", source="coupling",
-        given=lambda: _points(other_rate=rates()), holds=monotone_rounds,
-    ),
-    _theorem(
-        "2d", "The speed-up of a finite text is at most the larger of 1 and that of an endless one.",
-        source="false: where gamma is too long for c, cutting the last draft short helps", given=_points,
-        holds=finite_below_infinite, expect="fails",
-    ),
-    _theorem(
-        "3", "R(l) - l / mu is within alpha^l / (1 - alpha) of (E[N^2] - mu) / (2 mu^2).",
-        source="renewal theory: u_m is within alpha^m of 1 / mu", given=_uncertain, holds=limit_of_rounds,
-    ),
-    _theorem(
-        "4a", "Accepted tokens and rounds add up to l, on every path, in all views, whatever survives of a draft.",
-        source="a round gives one token more than it accepts", given=lambda: drafting(luck="survive", costs="whole"),
-        holds=accepted_and_rounds,
-    ),
-    _theorem(
-        "4b", "A round drafts min(gamma, l - m - 1) tokens after m: no round goes beyond the end.",
-        source="the target gives the last token", given=lambda: drafting(luck="survive"), holds=draft_is_cut,
-    ),
-    _theorem(
-        "5", "Cutting drafts short at the end costs no round, and saves drafts.",
-        source="a round that reaches the end does so anyway", given=lambda: drafting(luck="survive"),
-        holds=cut_drafts_cost_no_round,
-    ),
-    _theorem(
-        "6a", "A round gives j <= gamma tokens with chance alpha^(j-1) (1 - alpha), and gamma + 1 with alpha^gamma.",
-        source="[Leviathan2023], Section 3.1", given=few, holds=law_of_a_round,
-    ),
-    _theorem(
-        "6b", "These chances add up to 1, and have the mean of Eq. 1 and the variance of the formula.", source=_EQ_1,
-        given=_points, holds=moments_of_a_round,
-    ),
-    _theorem(
-        "6c", "E[z^N] = 1 + (z - 1) (1 - (alpha z)^G) / (1 - alpha z).", source="geometric sums",
-        given=lambda: _points(z=rates()).filter(lambda x: x["acceptance_rate"] * x["z"] < 1), holds=generating_function,
-    ),
-    _theorem(
-        "7a", "Drafts of a random length D give (1 - alpha E[alpha^D]) / (1 - alpha) tokens, at most Eq. 1 at E[D] rounded up.",
-        source=_EQ_1, given=_mixtures, holds=random_length,
-    ),
-    _theorem(
-        "7b", "With rates by place in the draft a round gives 1 + alpha_1 + alpha_1 alpha_2 + ... tokens.", source=_EQ_1,
-        given=_rates_by_place, holds=rates_by_place,
-    ),
-    _theorem(
-        "7c", "With one Beta(a, b) rate for each round it gives 1 + E[B] + E[B^2] + ..., no less than Eq. 1 at E[B].",
-        source="Jensen", given=_betas, holds=shared_rate,
-    ),
-    _theorem(
-        "7d", "Where acceptances are a chain, by position or by test, rounds come to what the formula says; positive correlation"
-        " makes them shorter.", source="[Leviathan2023], Eq. 1, from both states", given=_chains, holds=chained,
-    ),
-    _theorem(
-        "7e", "Of a log of accepted lengths by position the simulator makes the rounds that the walk over it does.",
-        source="a round goes on to where the next one starts", given=lambda: drafting(12, luck="survive"), holds=logged,
-    ),
-    _theorem(
-        "8a", "S rises with gamma up to a best length and falls after it.", source="[Leviathan2023], Theorem 3.8", given=_priced,
-        holds=one_summit,
-    ),
-    _theorem(
-        "8b", "The best draft length is within one of where the derivative of S vanishes, and no other is better.",
-        source="[Leviathan2023], Section 3.5", given=_priced, holds=best_length,
-    ),
-    _theorem(
-        "8c", "With a measured cost of widths, or up to a longest draft, no draft length that is allowed is better.",
-        source="[Leviathan2023], Section 3.5", given=_curves, holds=best_length_by_cost,
-    ),
-    _theorem(
-        "9", "Some draft length is faster than none if alpha > c, by (1 + alpha) / (1 + c) at least, and none is otherwise.",
-        source="[Leviathan2023], Corollary 3.9, and its converse", given=_priced, holds=worth_it,
-    ),
-    _theorem(
-        "10a", "S, and that of any finite text, is at most 1 / (1 - alpha + c alpha), which free drafts reach in the limit.",
-        source="no policy accepts more than alpha of its tokens", given=_points, holds=oracle,
-    ),
-    _theorem(
-        "10b", "No mean time, over all luck, is below (1 - alpha + c alpha) l.", source="10a",
-        given=lambda: few().flatmap(_with_ratio), holds=oracle_on_the_simulator,
-    ),
-    _theorem(
-        "11a", "Operations are (gamma c^ + gamma + 1) / mu times those of plain decoding, never less.",
-        source="[Leviathan2023], Theorem 3.11", given=_points, holds=operations,
-    ),
-    _theorem(
-        "11b", "The target works on a position for each drafted token and round, no fewer than it puts out.",
-        source="[Leviathan2023], Theorem 3.11", given=lambda: drafting(luck="survive", costs="whole"),
-        holds=operations_on_every_path,
-    ),
-    _theorem(
-        "12a", "S has its limits at alpha = 0, at alpha = 1 and without drafts.", source="[Leviathan2023], Theorem 3.8",
-        given=_points, holds=limits,
-    ),
-    _theorem(
-        "12b", "S(l) = l / (R + c D), in fractions, and becomes S.", source="renewal theory", given=_points,
-        holds=finite_becomes_infinite,
-    ),
-    _theorem(
-        "12c", "With a measured cost of widths l / (mean time over all luck) is the S(l) of the formula.",
-        source="a round that is cut short is narrower", given=lambda: few(costs="whole"), holds=measured_widths,
-    ),
-    _theorem(
-        "12d", "Over arrays of draft lengths the formulas say what they say of each.", source="broadcasting",
-        given=lambda: _points(other_length=whole(0, 12)), holds=point_by_point,
-    ),
-)  # fmt: skip
-
-
 def _with_ratio(example: Example) -> SearchStrategy[Example]:
     return rates().map(lambda ratio: {**example, "cost_ratio": ratio})
+
+
+THEOREMS = theorem.all()

@@ -11,7 +11,6 @@ arXiv:2211.17192.
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from model.methods.speculative import theory as formulas
@@ -19,15 +18,33 @@ from model.steps import Read, Steps
 from sim.theorems.drafting_examples import PROMPT, accepted, decoder, drafted, few, mean, models, pairs, target_law, text_law
 from sim.theorems.output_law import Law, Texts, distance, endings, likeliest_text
 from sim.theorems.pipelined_examples import CLOSE, rates, whole
-from sim.theorems.theorem import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 
+theorem = Collected("speculative")
+
+
+# --- What they are tried on ---
+
+
+def _rates() -> SearchStrategy[Example]:
+    from hypothesis import strategies as st
+
+    return st.fixed_dictionaries({"draft_length": whole(1, 8), "acceptance_rate": rates()})
+
+
+def _lenient() -> SearchStrategy[Example]:
+    return pairs(stops=False, lenience=whole(1, 20).map(lambda twentieths: twentieths / 20))
+
+
 # --- 13: one token ---
 
 
+@theorem("13a", "A drafted token is accepted with chance sum min(p, q) = 1 - TV, at least sum p q, more where l < 1 is lenient.",
+         source="[Leviathan2023], Theorem 3.5 and A.5", given=_lenient)
 def overlap(x: Example) -> None:
     p, q = _laws(x)
     least = sum(map(min, p, q))
@@ -47,6 +64,8 @@ def overlap(x: Example) -> None:
     equal("with lenience", lax, float(min(want, Fraction(1))), CLOSE)
 
 
+@theorem("13b", "The algorithm accepts its first drafted token with that chance, and puts out a token of the law p, exactly.",
+         source="[Leviathan2023], A.1", given=lambda: pairs(stops=False))
 def first_test(x: Example) -> None:
     x = {**x, "draft_length": 1, "tokens": 2}
     p, q = _laws(x)
@@ -60,15 +79,21 @@ def first_test(x: Example) -> None:
 # --- 14: whole texts ---
 
 
+@theorem("14a", "The text that is put out has the target's own law, exactly, whatever the draft, its length and the end.",
+         source="[Chen2023], Theorem 1", given=pairs)
 def right_law(x: Example) -> None:
     _same(text_law(x), target_law(x))
 
 
+@theorem("14b", "Greedy, the text is the target's own greedy text, with certainty.", source="token by token",
+         given=lambda: pairs(tokens=6))
 def greedy_text(x: Example) -> None:
     want = likeliest_text(models(x)["target"], PROMPT, x["tokens"], x.get("stop"))
     _same(text_law({**x, "sampled": False}), {want: Fraction(1)})
 
 
+@theorem("14c", "However luck goes, no round drafts or gives too much, and a text ends with its last token or at the stop.",
+         source="a round gives one token more than it accepts", given=pairs)
 def within_bounds(x: Example) -> None:
     for way in endings(decoder(x), models(x), PROMPT, x["tokens"]):
         out = 0
@@ -81,6 +106,9 @@ def within_bounds(x: Example) -> None:
         equal("tokens that are missing", x["tokens"] - out, 0 if not ended else x["tokens"] - 1 - way.text.index(x["stop"]))
 
 
+@theorem("14d", "The text has the target's law where a rejected token is replaced by one drawn from p.",
+         source="false: what a draft favours then comes too often; only norm(max(0, p - q)) makes up for it", given=pairs,
+         expect="fails")
 def correction_from_p(x: Example) -> None:
     _same(text_law(x, lambda: _with_samples(decoder(x)())), target_law(x))
 
@@ -88,12 +116,16 @@ def correction_from_p(x: Example) -> None:
 # --- 15: what logs tell ---
 
 
+@theorem("15a", "Of the tested tokens alpha are accepted: E[accepted] = alpha E[tested], for any number of tokens.", source="Wald",
+         given=few)
 def accepted_of_tested(x: Example) -> None:
     n, alpha = x["tokens"], x["law"]["match_rate"]
     tests = mean(x, n, lambda run: sum(min(kept + 1, count) * times for (kept, count), times in run.rounds.items()))
     equal("mean accepted tokens", mean(x, n, accepted), alpha * tests, CLOSE)
 
 
+@theorem("15b", "Of the drafted tokens of a round (alpha + ... + alpha^gamma) / gamma are accepted.",
+         source="[Leviathan2023], Eq. 1", given=few)
 def accepted_of_drafted(x: Example) -> None:
     gamma, alpha = max(x["draft_length"], 1), x["law"]["match_rate"]
     whole = {**x, "draft_length": gamma}
@@ -101,6 +133,7 @@ def accepted_of_drafted(x: Example) -> None:
     equal("accepted of those that a whole draft drafts", float(formulas.drafted_from_acceptance(alpha, gamma)), share, CLOSE)
 
 
+@theorem("15c", "That share is at most alpha and falls as drafts grow.", source="powers of alpha fall", given=_rates)
 def falls_with_length(x: Example) -> None:
     alpha, gamma = x["acceptance_rate"], x["draft_length"]
     one, more = (float(formulas.drafted_from_acceptance(alpha, length)) for length in (gamma, gamma + 1))
@@ -110,6 +143,8 @@ def falls_with_length(x: Example) -> None:
         raise AssertionError(f"accepted of drafted does not fall: {one} at {gamma}, {more} at {gamma + 1}")
 
 
+@theorem("15d", "alpha is found again from what engines print: accepted of drafted, or tokens of a round.",
+         source="[Leviathan2023], Eq. 1, inverted", given=_rates)
 def found_again(x: Example) -> None:
     alpha, gamma = x["acceptance_rate"], x["draft_length"]
     share, length = float(formulas.drafted_from_acceptance(alpha, gamma)), float(formulas.expected_tokens(alpha, gamma))
@@ -128,6 +163,8 @@ def found_again(x: Example) -> None:
     equal("alpha from itself", _reported("alpha", gamma, rate=alpha), alpha)
 
 
+@theorem("15e", "Of the drafted tokens alpha are accepted.", source="false: those behind a rejection were drafted and never tested",
+         given=few, expect="fails")
 def accepted_of_drafted_is_alpha(x: Example) -> None:
     equal("mean accepted tokens", mean(x, x["tokens"], accepted), x["law"]["match_rate"] * mean(x, x["tokens"], drafted), CLOSE)
 
@@ -163,65 +200,4 @@ def _reported(engine: str, gamma: int, **figure: Any) -> float:
     return float(formulas.reported_acceptance(engine, gamma, **figure))
 
 
-# --- What they are tried on ---
-
-
-def _rates() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    return st.fixed_dictionaries({"draft_length": whole(1, 8), "acceptance_rate": rates()})
-
-
-def _lenient() -> SearchStrategy[Example]:
-    return pairs(stops=False, lenience=whole(1, 20).map(lambda twentieths: twentieths / 20))
-
-
-_theorem = partial(Theorem, method="speculative")
-
-THEOREMS = (
-    _theorem(
-        "13a", "A drafted token is accepted with chance sum min(p, q) = 1 - TV, at least sum p q, more where l < 1 is lenient.",
-        source="[Leviathan2023], Theorem 3.5 and A.5", given=_lenient, holds=overlap,
-    ),
-    _theorem(
-        "13b", "The algorithm accepts its first drafted token with that chance, and puts out a token of the law p, exactly.",
-        source="[Leviathan2023], A.1", given=lambda: pairs(stops=False), holds=first_test,
-    ),
-    _theorem(
-        "14a", "The text that is put out has the target's own law, exactly, whatever the draft, its length and the end.",
-        source="[Chen2023], Theorem 1", given=pairs, holds=right_law,
-    ),
-    _theorem(
-        "14b", "Greedy, the text is the target's own greedy text, with certainty.", source="token by token",
-        given=lambda: pairs(tokens=6), holds=greedy_text,
-    ),
-    _theorem(
-        "14c", "However luck goes, no round drafts or gives too much, and a text ends with its last token or at the stop.",
-        source="a round gives one token more than it accepts", given=pairs, holds=within_bounds,
-    ),
-    _theorem(
-        "14d", "The text has the target's law where a rejected token is replaced by one drawn from p.",
-        source="false: what a draft favours then comes too often; only norm(max(0, p - q)) makes up for it", given=pairs,
-        holds=correction_from_p, expect="fails",
-    ),
-    _theorem(
-        "15a", "Of the tested tokens alpha are accepted: E[accepted] = alpha E[tested], for any number of tokens.", source="Wald",
-        given=few, holds=accepted_of_tested,
-    ),
-    _theorem(
-        "15b", "Of the drafted tokens of a round (alpha + ... + alpha^gamma) / gamma are accepted.",
-        source="[Leviathan2023], Eq. 1", given=few, holds=accepted_of_drafted,
-    ),
-    _theorem(
-        "15c", "That share is at most alpha and falls as drafts grow.", source="powers of alpha fall", given=_rates,
-        holds=falls_with_length,
-    ),
-    _theorem(
-        "15d", "alpha is found again from what engines print: accepted of drafted, or tokens of a round.",
-        source="[Leviathan2023], Eq. 1, inverted", given=_rates, holds=found_again,
-    ),
-    _theorem(
-        "15e", "Of the drafted tokens alpha are accepted.", source="false: those behind a rejection were drafted and never tested",
-        given=few, holds=accepted_of_drafted_is_alpha, expect="fails",
-    ),
-)  # fmt: skip
+THEOREMS = theorem.all()

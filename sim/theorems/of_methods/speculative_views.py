@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from model.methods.rounds import ReplayRounds
@@ -12,7 +11,7 @@ from model.outcomes.outcome_laws import Iid
 from sim.theorems import engine_invariants
 from sim.theorems.drafting_examples import digits, drafted, drafting, law_of, rounds, starts, survival, walked
 from sim.theorems.pipelined_examples import choice, cost, counted, laws, play, rates, rounding, size, whole
-from sim.theorems.theorem import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -21,79 +20,7 @@ _SOME = 8  # of a block of replications
 _MOST = 4  # drafted tokens
 
 
-# --- 28: conservation, and agreement of the views ---
-
-
-def events_are_paths(x: Example) -> None:
-    run, tally = play(x), walked(x)
-    equal("latency", float(tally.time[0]), run.latency, rounding(x))
-    equal("compute", float(tally.busy[0]), run.busy, rounding(x))
-
-
-def work_is_busy_time(x: Example) -> None:
-    """Passes at their prices; and on units apart a link there and back for each round that drafts."""
-    run, work, prices = play(x), counted(x), cost(x)
-    draft = prices.whole("draft") or 0.0
-    verified = sum(times * prices.slowdown(count + 1) for (_, count), times in work.rounds.items())
-    busy = draft * work.passes_of["draft"] + prices.target_pass * verified
-    equal("compute", run.busy, busy, rounding(x))
-    drafting_rounds = sum(times for (_, count), times in work.rounds.items() if count)
-    links = 2 * prices.link * drafting_rounds if choice(x).placement == "apart" else 0.0
-    equal("latency", run.latency, busy + links, rounding(x))
-    equal("passes", run.passes, work.passes)
-
-
-# --- 29: luck is indexed by position ---
-
-
-def acceptance_in_place_of_a_rejection(x: Example) -> None:
-    at = x["at"] % size(x)
-    right = {**x, "accept": [*x["accept"][:at], True, *x["accept"][at + 1 :]]}
-    fewer, run = play(right), play(x)
-    at_most("rounds with one acceptance more", rounds(fewer), rounds(run))
-    at_most("drafted tokens with one acceptance more", drafted(fewer), drafted(run))
-    at_most("latency with one acceptance more", fewer.latency, run.latency)
-
-
-def higher_rate_takes_no_more(x: Example) -> None:
-    low, high = sorted((x["match_rate"], x["other_rate"]))
-    worse, better = (_walked(x, Iid(rate)) for rate in (low, high))
-    for what in ("rounds", "drafted", "time"):
-        more = int((getattr(better, what) > getattr(worse, what)).sum())
-        equal(f"replications of more {what} at a rate of {high} than at one of {low}", more, 0)
-
-
-def longer_drafts_take_no_more_rounds(x: Example) -> None:
-    short, long = (play(x, draft_length=x["draft_length"] + more) for more in (0, 1 + x["more"]))
-    at_most("rounds of longer drafts", rounds(long), rounds(short))
-
-
-def longer_texts_extend_shorter(x: Example) -> None:
-    short = play(x, accept=x["accept"][: 1 + x["at"] % size(x)])
-    equal("starts of rounds of the shorter text", starts(short), starts(play(x))[: len(starts(short))])
-
-
-def outcomes_and_survivors(x: Example) -> None:
-    law, gamma, n = _law(x), x["draft_length"], x["tokens"]
-    tally = _walked(x, law)
-    lengths = law.survivors(random_streams.tiles(x["seed"], "accept", 0, n), gamma)
-    for replication in range(_SOME):
-        run = play({"draft_length": gamma, "survive": lengths[:, replication].tolist()})
-        took = float(tally.rounds[replication]), float(tally.drafted[replication])
-        equal("rounds and drafted tokens by the outcomes", took, (rounds(run), drafted(run)))
-
-
-# --- Helpers ---
-
-
-def _law(x: Example) -> Any:
-    return ReplayRounds(x["law"]["records"]) if "records" in x["law"] else law_of(x)
-
-
-def _walked(x: Example, law: Any) -> Any:
-    n = size(x) if "accept" in x else x["tokens"]
-    outcomes = law.drafts(random_streams.tiles(x["seed"], "accept", 0, n - 1)) if n > 1 else iter(())
-    return sampler.walk(choice(x), n, cost(x), outcomes)
+theorem = Collected("speculative")
 
 
 # --- What they are tried on ---
@@ -127,79 +54,119 @@ def _rare_survivors() -> SearchStrategy[Example]:
     return st.fixed_dictionaries({"draft_length": whole(1, 2), "survive": survive, "more": st.just(0)})
 
 
-_theorem = partial(Theorem, method="speculative")
+# --- 28: conservation, and agreement of the views ---
 
-THEOREMS = (
-    _theorem(
-        "28a", "Busy time is the sum of the intervals on units, and at most units x latency.", source="conservation",
-        given=_clusters, holds=engine_invariants.busy_time,
-    ),
-    _theorem(
-        "28b", "No unit does two things at a time, none is used that the cluster has not, nor any after the last token.",
-        source="conservation", given=_clusters, holds=engine_invariants.one_at_a_time,
-    ),
-    _theorem(
-        "28c", "A shared link carries one transfer at a time.", source="conservation", given=_clusters,
-        holds=engine_invariants.one_transfer_at_a_time,
-    ),
-    _theorem(
-        "28d", "Simulator and paths agree on every path, exactly, with costs in quarters of a pass of the target.",
-        source="nothing contends", given=lambda: drafting(luck="survive", costs="whole"), holds=events_are_paths,
-    ),
-    _theorem(
-        "28e", "Simulator and paths agree on every path, to rounding, with costs in tenths.", source="nothing contends",
-        given=lambda: drafting(luck="survive", costs="tenths"), holds=events_are_paths,
-    ),
-    _theorem(
-        "28f", "One event a pass or one a layer: the same run, to rounding.", source="layers of a pass follow each other",
-        given=_clusters, holds=engine_invariants.layer_by_layer,
-    ),
-    _theorem(
-        "28g", "The passes that the counter counts are the busy time, and with the links between units apart the latency.",
-        source="nothing contends", given=lambda: drafting(luck="survive", costs="tenths"), holds=work_is_busy_time,
-    ),
-    _theorem(
-        "28h", "The text is the plain decoder's, on any cluster and whatever is accepted, and the counter's.",
-        source="exactness", given=_clusters, holds=engine_invariants.plain_text,
-    ),
-    _theorem(
-        "28i", "Units beyond those it reserves change nothing.", source="one thing happens at a time",
-        given=lambda: drafting(costs="tenths", spare=whole(1, 3)), holds=engine_invariants.spare_units,
-    ),
-    _theorem(
-        "28j", "One unit more never makes a run longer.", source="false: on a unit of its own the draft model is behind a link",
-        given=_clusters, holds=engine_invariants.fewer_units, expect="fails",
-    ),
-    _theorem(
-        "29a", "An acceptance in place of a rejection takes no more rounds, drafts or time.",
-        source="the start of the next round rises with the start of this one and with every outcome",
-        given=lambda: drafting(costs="whole", at=whole(0, 39)).filter(_flat), holds=acceptance_in_place_of_a_rejection,
-    ),
-    _theorem(
-        "29b", "On the same coins a higher acceptance rate never takes more rounds, drafts or time.", source="29a",
-        given=lambda: drafting(tokens=24, seed=whole(0, 2**32), match_rate=rates(), other_rate=rates()),
-        holds=higher_rate_takes_no_more,
-    ),
-    _theorem(
-        "29c", "On the same outcomes by position longer drafts never take more rounds.", source="as 29a",
-        given=lambda: drafting(more=whole(0, 3)), holds=longer_drafts_take_no_more_rounds,
-    ),
-    _theorem(
-        "29d", "Longer drafts never take more rounds, whatever survives of a draft from each position.",
-        source="false: a round that ends later may start the next one where drafts are worse",
-        given=_rare_survivors, holds=longer_drafts_take_no_more_rounds, expect="fails",
-    ),
-    _theorem(
-        "29e", "The rounds of a longer text start as those of a shorter one do.", source="nothing looks ahead but to cut drafts",
-        given=lambda: drafting(at=whole(0, 39)), holds=longer_texts_extend_shorter,
-    ),
-    _theorem(
-        "29f", "Outcomes by place in the draft and numbers of survivors tell of the same rounds, under any law, on the same coins.",
-        source="one law", given=_luck, holds=outcomes_and_survivors,
-    ),
-)  # fmt: skip
+
+@theorem("28d", "Simulator and paths agree on every path, exactly, with costs in quarters of a pass of the target.",
+         source="nothing contends", given=lambda: drafting(luck="survive", costs="whole"))
+@theorem("28e", "Simulator and paths agree on every path, to rounding, with costs in tenths.", source="nothing contends",
+         given=lambda: drafting(luck="survive", costs="tenths"))
+def events_are_paths(x: Example) -> None:
+    run, tally = play(x), walked(x)
+    equal("latency", float(tally.time[0]), run.latency, rounding(x))
+    equal("compute", float(tally.busy[0]), run.busy, rounding(x))
+
+
+@theorem("28g", "The passes that the counter counts are the busy time, and with the links between units apart the latency.",
+         source="nothing contends", given=lambda: drafting(luck="survive", costs="tenths"))
+def work_is_busy_time(x: Example) -> None:
+    """Passes at their prices; and on units apart a link there and back for each round that drafts."""
+    run, work, prices = play(x), counted(x), cost(x)
+    draft = prices.whole("draft") or 0.0
+    verified = sum(times * prices.slowdown(count + 1) for (_, count), times in work.rounds.items())
+    busy = draft * work.passes_of["draft"] + prices.target_pass * verified
+    equal("compute", run.busy, busy, rounding(x))
+    drafting_rounds = sum(times for (_, count), times in work.rounds.items() if count)
+    links = 2 * prices.link * drafting_rounds if choice(x).placement == "apart" else 0.0
+    equal("latency", run.latency, busy + links, rounding(x))
+    equal("passes", run.passes, work.passes)
+
+
+# --- 29: luck is indexed by position ---
+
+
+@theorem("29a", "An acceptance in place of a rejection takes no more rounds, drafts or time.",
+         source="the start of the next round rises with the start of this one and with every outcome",
+         given=lambda: drafting(costs="whole", at=whole(0, 39)).filter(_flat))
+def acceptance_in_place_of_a_rejection(x: Example) -> None:
+    at = x["at"] % size(x)
+    right = {**x, "accept": [*x["accept"][:at], True, *x["accept"][at + 1 :]]}
+    fewer, run = play(right), play(x)
+    at_most("rounds with one acceptance more", rounds(fewer), rounds(run))
+    at_most("drafted tokens with one acceptance more", drafted(fewer), drafted(run))
+    at_most("latency with one acceptance more", fewer.latency, run.latency)
+
+
+@theorem("29b", "On the same coins a higher acceptance rate never takes more rounds, drafts or time.", source="29a",
+         given=lambda: drafting(tokens=24, seed=whole(0, 2**32), match_rate=rates(), other_rate=rates()))
+def higher_rate_takes_no_more(x: Example) -> None:
+    low, high = sorted((x["match_rate"], x["other_rate"]))
+    worse, better = (_walked(x, Iid(rate)) for rate in (low, high))
+    for what in ("rounds", "drafted", "time"):
+        more = int((getattr(better, what) > getattr(worse, what)).sum())
+        equal(f"replications of more {what} at a rate of {high} than at one of {low}", more, 0)
+
+
+@theorem("29c", "On the same outcomes by position longer drafts never take more rounds.", source="as 29a",
+         given=lambda: drafting(more=whole(0, 3)))
+@theorem("29d", "Longer drafts never take more rounds, whatever survives of a draft from each position.",
+         source="false: a round that ends later may start the next one where drafts are worse", given=_rare_survivors,
+         expect="fails")
+def longer_drafts_take_no_more_rounds(x: Example) -> None:
+    short, long = (play(x, draft_length=x["draft_length"] + more) for more in (0, 1 + x["more"]))
+    at_most("rounds of longer drafts", rounds(long), rounds(short))
+
+
+@theorem("29e", "The rounds of a longer text start as those of a shorter one do.", source="nothing looks ahead but to cut drafts",
+         given=lambda: drafting(at=whole(0, 39)))
+def longer_texts_extend_shorter(x: Example) -> None:
+    short = play(x, accept=x["accept"][: 1 + x["at"] % size(x)])
+    equal("starts of rounds of the shorter text", starts(short), starts(play(x))[: len(starts(short))])
+
+
+@theorem("29f", "Outcomes by place in the draft and numbers of survivors tell of the same rounds, under any law, on the same"
+         " coins.", source="one law", given=_luck)
+def outcomes_and_survivors(x: Example) -> None:
+    law, gamma, n = _law(x), x["draft_length"], x["tokens"]
+    tally = _walked(x, law)
+    lengths = law.survivors(random_streams.tiles(x["seed"], "accept", 0, n), gamma)
+    for replication in range(_SOME):
+        run = play({"draft_length": gamma, "survive": lengths[:, replication].tolist()})
+        took = float(tally.rounds[replication]), float(tally.drafted[replication])
+        equal("rounds and drafted tokens by the outcomes", took, (rounds(run), drafted(run)))
+
+
+# --- Helpers ---
+
+
+def _law(x: Example) -> Any:
+    return ReplayRounds(x["law"]["records"]) if "records" in x["law"] else law_of(x)
+
+
+def _walked(x: Example, law: Any) -> Any:
+    n = size(x) if "accept" in x else x["tokens"]
+    outcomes = law.drafts(random_streams.tiles(x["seed"], "accept", 0, n - 1)) if n > 1 else iter(())
+    return sampler.walk(choice(x), n, cost(x), outcomes)
 
 
 def _flat(x: Example) -> bool:
     """A wider pass costs nothing, or a longer draft that is accepted may."""
     return "verify_cost" not in x["cost"]
+
+
+theorem("28a", "Busy time is the sum of the intervals on units, and at most units x latency.", source="conservation",
+        given=_clusters)(engine_invariants.busy_time)
+theorem("28b", "No unit does two things at a time, none is used that the cluster has not, nor any after the last token.",
+        source="conservation", given=_clusters)(engine_invariants.one_at_a_time)
+theorem("28c", "A shared link carries one transfer at a time.", source="conservation",
+        given=_clusters)(engine_invariants.one_transfer_at_a_time)
+theorem("28f", "One event a pass or one a layer: the same run, to rounding.", source="layers of a pass follow each other",
+        given=_clusters)(engine_invariants.layer_by_layer)
+theorem("28h", "The text is the plain decoder's, on any cluster and whatever is accepted, and the counter's.", source="exactness",
+        given=_clusters)(engine_invariants.plain_text)
+theorem("28i", "Units beyond those it reserves change nothing.", source="one thing happens at a time",
+        given=lambda: drafting(costs="tenths", spare=whole(1, 3)))(engine_invariants.spare_units)
+theorem("28j", "One unit more never makes a run longer.", source="false: on a unit of its own the draft model is behind a link",
+        given=_clusters, expect="fails")(engine_invariants.fewer_units)
+
+THEOREMS = theorem.all()

@@ -1,0 +1,39 @@
+"""Notes by name that a scenario may ask for: what an analysis of a paper's tables says next to the results of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from model.published import deck_analysis, ppd_figure_3, ppd_table_3_fit, skipdecode_analysis
+
+
+@dataclass(frozen=True)
+class Note:
+    """Sentences on the rows of a table of results.
+
+    Attributes:
+        columns: columns without which there is nothing to say.
+        sentences: from different rows of these columns, and of those in `more` that there are, to sentences; none where the rows do
+            not replay the paper's own points.
+        more: further columns that are read where a run has them.
+    """
+
+    columns: tuple[str, ...]
+    sentences: Callable[[Sequence[Mapping[str, Any]]], list[str]]
+    more: tuple[str, ...] = ()
+
+
+_PPD = ("method", "outcomes_source", "layers", "exit_layer", "candidates", "tokens")
+
+NOTES = {
+    "deck-table-2": Note(("published_speedup",), deck_analysis.of_run),
+    "ppd-figure-3": Note((*_PPD, "data_set", "head", "match_rate"), ppd_figure_3.of_run, ("seconds_per_layer",)),
+    "ppd-table-3": Note(
+        (*_PPD, "seconds_per_layer", "latency_s", "point", "view", "contended"), ppd_table_3_fit.of_run,
+        ("fitted_on", "latency_layers_low", "latency_layers_high"),
+    ),
+    "skipdecode-table-2": Note(("method", *skipdecode_analysis.SETTING), skipdecode_analysis.of_run),
+}  # fmt: skip
+"""What [scenario] may name under `notes`."""
