@@ -142,6 +142,11 @@ class UnitCost:
         """A whole pass of the target over one token, with its head: what plain decoding takes for a token."""
         return self.depths[-1] + self.final_head
 
+    def ratio(self, role: str) -> float | None:
+        """Time of a whole pass of a model other than the target, in passes of the target; None where there is none for its role."""
+        ratio: float | None = getattr(self, RATIOS[role])
+        return ratio
+
     def whole(self, role: str) -> float | None:
         """Time of a whole pass of a model other than the target, its head included; None where there is no ratio for its role."""
         ratio = getattr(self, RATIOS[role]) if role in RATIOS else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -83,7 +83,13 @@ class Prediction:
 
     def at(self, index: NDArray[np.intp]) -> Prediction:
         """The prediction at some of the points, in this order."""
-        return Prediction(*(None if values is None else np.asarray(values)[index] for values in self._values()))
+        values: list[Any] = [None if values is None else np.asarray(values)[index] for values in self._values()]
+        return Prediction(*values)
+
+    def single(self) -> Prediction:
+        """The prediction of one point, of arrays that have it alone; arrays without an axis."""
+        values: list[Any] = [None if values is None else np.asarray(values)[0] for values in self._values()]
+        return Prediction(*(None if value is None else np.asarray(value) for value in values))  # type: ignore[arg-type]
 
     def _values(self) -> list[Floats | None]:
         return [getattr(self, field.name) for field in fields(self)]
@@ -92,7 +98,8 @@ class Prediction:
     def joined(parts: Sequence[Prediction]) -> Prediction:
         """Predictions of several arrays of points as one of all of them."""
         columns = zip(*(part._values() for part in parts), strict=True)
-        return Prediction(*(None if values[0] is None else np.concatenate(values) for values in columns))
+        values: list[Any] = [None if each[0] is None else np.concatenate(each) for each in columns]
+        return Prediction(*values)
 
     @staticmethod
     def stacked(each: Sequence[Prediction]) -> Prediction:
@@ -104,6 +111,11 @@ class Prediction:
 def _column(values: Sequence[Floats | None]) -> Any:
     known = [float("nan") if value is None else float(value) for value in values]
     return None if all(value is None for value in values) else np.array(known)
+
+
+def by_outcome(of: Mapping[str, Any]) -> Any:
+    """What theory and paths are given of each outcome: of a method with one kind just that, with several all by name."""
+    return of if len(of) > 1 else next(iter(of.values()), None)
 
 
 def one_by_one(predict: Callable[..., Prediction], points: PredictionPoints) -> Prediction:

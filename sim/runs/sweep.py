@@ -29,7 +29,7 @@ from sim.runs.shard_plan import Shard, ShardPlan
 from sim.scenarios import outcomes_section, scenario_file
 from sim.scenarios.grid import Grid, parse_axis
 from sim.scenarios.scenario_file import Tables
-from sim.views import evaluation
+from sim.views import evaluation, formula_view
 
 ASK_BEYOND = 10_000_000
 """Points of a grid beyond which a run must be asked for twice."""
@@ -51,26 +51,12 @@ def compute(tables: Tables, shard: Shard, path: Path, allowed: Sequence[str] = (
     with registry.allowing(allowed):
         grid = Grid(tables, check=False)
         plan = ShardPlan(grid)
-        frame = _arrays(grid, shard) if shard.view == "formula" and plan.arrays else None
-        if frame is None:
+        if shard.view == "formula":
+            frame = formula_view.frame(grid, shard.first, shard.last)
+        else:
             rows, failures = evaluation.evaluate(grid, shard.view, plan.work(shard))
             frame = pl.DataFrame([*rows, *failures], infer_schema_length=None)
         return shard, write_hashed(path, parquet(frame))
-
-
-def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
-    try:
-        columns = evaluation.formula_columns(grid, shard.first, shard.last)
-    except ParameterError:
-        return None  # at some of these points; one by one it will be seen at which
-    size = shard.last - shard.first
-
-    def column(name: str, value: Any) -> pl.Series:
-        if isinstance(value, np.ndarray):
-            return pl.Series(name, value.tolist() if value.dtype == object else value)
-        return pl.Series(name, [value]).new_from_index(0, size)
-
-    return pl.DataFrame([column(name, value) for name, value in columns.items()])
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class Grid:
         self.axes = tuple(Axis(path, _values(path, values)) for path, values in sweep.items())
         self.methods = len(scenario_file.method_tables(self.base))
         self.shape = (max(self.methods, 1), *(len(axis.values) for axis in self.axes))
-        self._but_outcomes: _Kept[Case] = _Kept()
+        self._choices: _Kept[Case] = _Kept()
         self._outcomes: _Kept[Mapping[str, Outcome]] = _Kept()
         self.points = 1
         for size in self.shape:
@@ -157,18 +157,25 @@ class Grid:
     def case(self, point: int) -> Case:
         """The checked objects of a point. Points share what does not vary: all but outcomes, and outcomes of one choice."""
         where = self.indices(point)
-        case = self._but_outcomes.get(self.key_but_outcomes(where), lambda: self._resolved(where))
+        case = self.choice(where)
         return case.with_outcomes(self.outcomes(where, case))
 
-    def key_but_outcomes(self, where: Sequence[int]) -> tuple[int, ...]:
-        """What tells a point from others but for its outcomes: indices of the method and on the other axes."""
-        return tuple([index for index, kind in zip(where, self.kinds, strict=True) if kind != "outcomes"])
+    def choice(self, where: Sequence[int]) -> Case:
+        """The checked objects of a point, by its index on each axis, but for its outcomes."""
+        key = tuple([index for index, kind in zip(where, self.kinds, strict=True) if kind != "outcomes"])
+        return self._choices.get(key, lambda: self._resolved(where))
+
+    @staticmethod
+    def depths(case: Case) -> tuple[int | None, ...]:
+        """What outcomes may depend on besides the method's own keys and the tokens: depths that shapes say, and so costs."""
+        return tuple([case.parameters.depth(role) for role in case.parameters.roles])
 
     def outcomes(self, where: Sequence[int], case: Case) -> Mapping[str, Outcome]:
-        """The outcomes of a point, of which `case` has the rest; they may depend on the method's own parameters and the tokens."""
+        """The outcomes of a point, of which `case` has the rest."""
         shared = [index for index, kind in zip(where, self.kinds, strict=True) if kind in ("method", "outcomes", "tokens")]
-        depths = [case.parameters.depth(role) for role in case.parameters.roles]  # shapes may say them, and so costs
-        return self._outcomes.get((*shared, *depths), lambda: cases.resolve_outcomes(self._tables(where), where[0], case))
+        return self._outcomes.get(
+            (*shared, *self.depths(case)), lambda: cases.resolve_outcomes(self._tables(where), where[0], case)
+        )
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -176,7 +183,9 @@ class Grid:
         return "method", *(_kind(axis.path) for axis in self.axes)
 
     def _resolved(self, where: Sequence[int]) -> Case:
-        return cases.resolve_but_outcomes(self._tables(where), where[0], self.used)
+        case = cases.resolve_but_outcomes(self._tables(where), where[0], self.used)
+        case.contention  # noqa: B018  it is kept: all points of this choice share it
+        return case
 
     def _tables(self, where: Sequence[int]) -> Tables:
         tables = copy.deepcopy(self.base)
@@ -234,7 +243,7 @@ class _Kept(Generic[Part]):
                 found = error
             self.parts[key] = found
         if isinstance(found, ParameterError):
-            raise found
+            raise found.with_traceback(None)
         return found
 
 

@@ -430,7 +430,7 @@ def predict(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) -> Pr
     """
     checks.whole("tokens", tokens, 1)
     one = np.zeros(1, dtype=np.intp)
-    return predict_points(PredictionPoints([Choice(parameters, int(tokens), cost)], [law], one, one)).at(np.intp(0))
+    return predict_points(PredictionPoints([Choice(parameters, int(tokens), cost)], [law], one, one)).single()
 
 
 def predict_points(points: PredictionPoints) -> Prediction:

@@ -59,7 +59,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     choice, one = Choice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
-    return predict_points(PredictionPoints([choice], [law], one, one)).at(np.intp(0))
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
 
 
 def predict_points(points: PredictionPoints) -> Prediction:
