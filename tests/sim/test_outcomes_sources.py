@@ -1,4 +1,4 @@
-"""Where outcomes come from: a source that is none, and trials that are no number of trials, are refused by every law."""
+"""Outcomes: their kinds and rates by name, where they come from, and that forced runs and the simulator draw the same."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ FORCED: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = [
      {"acceptance_rate": 0.7, "medium_acceptance_rate": 0.8}),
     ({"name": "bild", "maximum_draft": 4}, {"kind": "rates", "fallback_rate": 0.3, "rollback_rate": 0.2},
      {"fallback_rate": 0.3, "rollback_rate": 0.2}),
-    ({"name": "early_exit"}, {"kind": "hazards", "hazards": [0.3] * 8}, {"exit_rate": 0.3}),
+    ({"name": "early_exit", "first_check": 3}, {"kind": "hazards", "hazards": [0, 0] + [0.3] * 6}, {"exit_rate": 0.3}),
 ]  # fmt: skip
 
 
@@ -114,3 +114,16 @@ def test_forced_outcomes_are_the_simulator_s(method: dict[str, Any], outcomes: d
         ours, theirs = (interpreter.count(decode(case.parameters, [0], 12), each, 12) for each in (forced, answers))
         assert ours.committed == theirs.committed
         assert ours.account.passes_by_kind == theirs.account.passes_by_kind
+
+
+@pytest.mark.parametrize(("units", "ranks"), [(None, {1}), (2, {1, 2, 3})])
+def test_any_candidate_may_be_the_right_one_where_processes_wait(units: int | None, ranks: set[int]) -> None:
+    """So it is on real passes, whose processes always may."""
+    tables = {
+        "scenario": {"name": "ranks", "tokens": 40}, "method": [{"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 3}],
+        "outcomes": {"kind": "iid", "match_rate": 1.0}, "cluster": {} if units is None else {"units": units},
+    }  # fmt: skip
+    case = Grid(sweep.resolve(tables)).case(0)
+    [world] = evaluation.worlds_of(case, 0, 1)
+    assert {*world.matches} == ranks
+    assert {*forced_outcomes.world(case.parameters, 1, 40, {"match_rate": 1.0}).matches} == {1, 2, 3}
