@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from figures.common import naming
 from figures.common.labels import at_right
-from figures.common.style import GREY, INK, NAMES, VIEWS, Look, canvas, demand, house, looks, points
+from figures.common.style import GREY, INK, VIEWS, Look, canvas, demand, house, looks, points, view_handles
 from model.base import checks
 from model.methods.speculative import theory as speculative
 
@@ -358,11 +358,7 @@ def _told(table: pl.DataFrame, x: str, panel_key: str, parts: Sequence[Sequence[
 
 
 def _legend(figure: Figure, first: Axes, simulated: pl.DataFrame) -> None:
-    handles = [
-        Line2D([], [], linestyle="none", marker="o", markersize=size, markerfacecolor=face, markeredgecolor=edge, label=NAMES[view])
-        for view, (size, face, edge) in points(GREY).items()
-        if view in set(simulated["view"])
-    ]
+    handles = view_handles(set(simulated["view"]))
     if simulated[_BOUNDS[0]].count():
         handles.append(Line2D([], [], color=GREY, linewidth=1.3, label="95 % interval from sampling"))
     if handles:

@@ -293,7 +293,7 @@ def compare(
             if stale:
                 raise typer.Exit(1)
             return
-        from sim.runs.atomic_files import write_text
+        from model.base.whole_files import write_text
 
         write_text(page, written)
     table = comparing.together(named)
