@@ -74,7 +74,7 @@ def _recorded(
         if tokens is not None:
             checks.whole("tokens", tokens, 1)
             case = _shortened(case, min(tokens, case.settings.tokens))
-        [world] = evaluation.worlds(case, replication, replication + 1)
+        [world] = evaluation.worlds_of(case, replication, replication + 1)
         run: Run = evaluation.simulate(case, world, record=True)
         return run, case, point_columns.described(grid, point, case) | {"scenario": grid.tables["scenario"].get("name", "")}
 

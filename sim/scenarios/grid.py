@@ -14,7 +14,7 @@ import numpy as np
 from model.base import checks
 from model.base.checks import ParameterError
 from model.base.table_records import parse_value
-from sim.scenarios import cases, scenario_file
+from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.cases import Case
 from sim.scenarios.outcome_records import Outcome
 from sim.scenarios.scenario_file import SECTIONS, Tables
@@ -165,17 +165,30 @@ class Grid:
         key = tuple([index for index, kind in zip(where, self.kinds, strict=True) if kind != "outcomes"])
         return self._choices.get(key, lambda: self._resolved(where))
 
-    @staticmethod
-    def depths(case: Case) -> tuple[int | None, ...]:
-        """What outcomes may depend on besides the method's own keys and the tokens: depths that shapes say, and so costs."""
-        return tuple([case.parameters.depth(role) for role in case.parameters.roles])
+    def outcomes_key(self, case: Case) -> tuple[Any, ...]:
+        """What outcomes depend on besides axes: which ones a choice asks for, and depths that shapes say, and so costs."""
+        depths = () if self.fixed_outcomes else tuple([case.parameters.depth(role) for role in case.parameters.roles])
+        return case.parameters.outcomes, depths
+
+    @cached_property
+    def outcomes_axes(self) -> tuple[bool, ...]:
+        """Whether outcomes may depend on the method (first), and on each axis."""
+        known = ("outcomes",) if self.fixed_outcomes else ("method", "outcomes", "tokens")
+        return True, *(kind in known for kind in self.kinds[1:])
+
+    @cached_property
+    def fixed_outcomes(self) -> bool:
+        """Whether all laws of the grid are the same whatever the method's parameters and the tokens are."""
+        if any(axis.path.rpartition(".")[2] in ("kind", "name") for axis in self.axes):
+            return False
+        own = [table.get("outcomes") for table in scenario_file.method_tables(self.base)]
+        return all(outcomes_section.fixed(table) for table in [self.base.get("outcomes"), *own] if table is not None)
 
     def outcomes(self, where: Sequence[int], case: Case) -> Mapping[str, Outcome]:
         """The outcomes of a point, of which `case` has the rest."""
-        shared = [index for index, kind in zip(where, self.kinds, strict=True) if kind in ("method", "outcomes", "tokens")]
-        return self._outcomes.get(
-            (*shared, *self.depths(case)), lambda: cases.resolve_outcomes(self._tables(where), where[0], case)
-        )
+        shared = [index for index, relevant in zip(where, self.outcomes_axes, strict=True) if relevant]
+        key = (*shared, *self.outcomes_key(case))
+        return self._outcomes.get(key, lambda: cases.resolve_outcomes(self._tables(where), where[0], case))
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -188,7 +201,7 @@ class Grid:
         return case
 
     def _tables(self, where: Sequence[int]) -> Tables:
-        tables = copy.deepcopy(self.base)
+        tables: Tables = _copied(self.base)
         for axis, index in zip(self.axes, where[1:], strict=True):
             scenario_file.apply(tables, axis.path, axis.values[index])
         return tables
@@ -212,6 +225,13 @@ class Grid:
                     continue
                 found = [one | other for one, other in zip(found, more, strict=True)]
         return found
+
+
+def _copied(tables: Any) -> Any:
+    """A copy of tables in tables, and in lists of them; values are shared."""
+    if isinstance(tables, dict):
+        return {key: _copied(value) if isinstance(value, dict | list) else value for key, value in tables.items()}
+    return [_copied(each) for each in tables] if any(isinstance(each, dict) for each in tables) else tables
 
 
 def _kind(path: str) -> str:

@@ -22,7 +22,7 @@ from model.interpret.world import World
 from model.methods import registry
 from model.methods.prediction import by_outcome
 from model.methods.rounds import Tally
-from model.methods.worlds import world_of
+from model.methods.worlds import worlds
 from model.outcomes import random_streams
 from model.outcomes.outcome_kinds import KINDS
 from model.outcomes.outcome_laws import Outcomes
@@ -55,15 +55,6 @@ def drafts_of(case: Case, block: int, positions: int, name: str = "accept", text
     """The same of drafted tokens, given their places in their drafts."""
     luck = random_streams.tiles(case.settings.seed, random_streams.of_text(name, text), block, positions)
     return iter(case.outcomes[name].law.drafts(luck) if positions else ())
-
-
-def survivors_of(
-    case: Case, block: int, positions: int, name: str = "accept", text: int = 0, own: slice = slice(None)
-) -> NDArray[np.int64]:
-    """How many drafted tokens survive if a draft starts at each position; shape (positions, replications of the block's `own`)."""
-    law, longest = case.outcomes[name].law, case.parameters.longest_draft
-    luck = (tile[:, own] for tile in random_streams.tiles(case.settings.seed, random_streams.of_text(name, text), block, positions))
-    return np.asarray(law.survivors(luck, longest))
 
 
 def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
@@ -109,45 +100,12 @@ def _frequencies(latency: Floats) -> Row:
 # --- events ------------------------------------------------------------------------------------------------------------
 
 
-def matches_of(case: Case, start: int, stop: int) -> list[list[int]]:
-    """The outcomes of replications [start, stop), which lie in one block, each a list by position: the right candidate, or 0.
-
-    Which candidate is right is assumed to be any of them with equal chances, by coins of its own.
-    """
-    block = start // random_streams.BLOCK
-    own = slice(start - block * random_streams.BLOCK, stop - block * random_streams.BLOCK)
-    positions = case.settings.tokens
-    rows = [tile[:, own].astype(np.int64) for tile in outcome_tiles(case, block, positions)]
-    if not rows:
-        return [[0] * positions] * (stop - start)
-    matches = np.concatenate(rows)
-    if case.contended:  # otherwise it makes no difference
-        which = np.concatenate([tile[:, own].copy() for tile in random_streams.tiles(case.settings.seed, "rank", block, positions)])
-        matches *= 1 + (which * case.parameters.match_candidates).astype(np.int64)
-    found: list[list[int]] = matches.T.tolist()
-    return found
-
-
-def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
+def worlds_of(case: Case, start: int, stop: int) -> Iterator[World]:
     """What models would say in replications [start, stop), which lie in one block."""
-    drawn = {name: _drawn(case, name, start, stop) for name in case.outcomes}
-    for index in range(stop - start):
-        yield world_of(case.parameters, 1, {name: outcomes[index] for name, outcomes in drawn.items()})
-
-
-def _drawn(case: Case, name: str, start: int, stop: int) -> list[Any]:
-    """The outcomes of one kind in each replication, as `world_of` takes them."""
-    if name == "match":
-        return matches_of(case, start, stop)
-    kind, block, sequences = KINDS[name], start // random_streams.BLOCK, case.parameters.decoded_sequences
-    own = slice(start - block * random_streams.BLOCK, stop - block * random_streams.BLOCK)
-    if kind.drafted:
-        survivors = (survivors_of(case, block, case.settings.tokens, name, text, own) for text in range(sequences))
-        return [*zip(*(each.T.tolist() for each in survivors), strict=True)]
-    positions = kind.positions(case.settings.tokens, sequences)
-    rows = [tile[:, own].copy() for tile in outcome_tiles(case, block, positions, name)]
-    found = np.concatenate(rows).T if rows else np.empty((stop - start, 0))
-    return [each.reshape(-1, sequences).T.tolist() if kind.of_sequences else each.tolist() for each in found]
+    laws = {name: outcome.law for name, outcome in case.outcomes.items()}
+    tokens, seed = case.settings.tokens, case.settings.seed
+    # Which candidate is right makes no difference where processes never wait.
+    return worlds(case.parameters, 1, tokens, laws, seed, range(start, stop), ranked=case.contended)
 
 
 def simulate(case: Case, world: World, *, record: bool = False) -> Any:
@@ -160,7 +118,7 @@ def simulate(case: Case, world: World, *, record: bool = False) -> Any:
 
 def events_row(case: Case, start: int, stop: int) -> Row:
     """Sums over replications [start, stop), which lie in one block, and how far the vectorised paths are from them."""
-    runs = [simulate(case, world) for world in worlds(case, start, stop)]
+    runs = [simulate(case, world) for world in worlds_of(case, start, stop)]
     latency, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs]) * case.ways
     peak = case.devices(max(run.peak_units for run in runs))
     row = asdict(Sums.of(latency, busy)) | _frequencies(latency) | {"peak_units": peak, "paths_difference": None}

@@ -77,9 +77,9 @@ def of_grid(grid: Grid, start: int, stop: int) -> tuple[Points, list[Row]]:
     number = np.arange(start, stop)
     where = np.stack(np.unravel_index(number, grid.shape))
     choices, choice = _parts(where, grid.shape, [kind != "outcomes" for kind in grid.kinds], grid.choice)
-    depths = [None if isinstance(each, ParameterError) else grid.depths(each) for each in choices]
-    deep = {key: index for index, key in enumerate(dict.fromkeys(depths))}
-    of_depths = np.array([deep[each] for each in depths], dtype=np.intp)[choice]
+    needs = [None if isinstance(each, ParameterError) else grid.outcomes_key(each) for each in choices]
+    which = {key: index for index, key in enumerate(dict.fromkeys(needs))}
+    need = np.array([which[each] for each in needs], dtype=np.intp)[choice]
 
     def outcomes_at(point: Sequence[int]) -> Mapping[str, Outcome]:
         case = choices[choice[int(np.ravel_multi_index(tuple(point), grid.shape)) - start]]
@@ -87,8 +87,7 @@ def of_grid(grid: Grid, start: int, stop: int) -> tuple[Points, list[Row]]:
             raise case
         return grid.outcomes(point, case)
 
-    shared = [kind in ("method", "outcomes", "tokens") for kind in grid.kinds]
-    outcomes, outcome = _parts(where, grid.shape, shared, outcomes_at, of_depths)
+    outcomes, outcome = _parts(where, grid.shape, grid.outcomes_axes, outcomes_at, need)
     failures, good = [], np.ones(number.size, dtype=np.bool_)
     for found, index in ((choices, choice), (outcomes, outcome)):
         for each in np.flatnonzero([isinstance(one, ParameterError) for one in found]).tolist():
@@ -132,19 +131,18 @@ def frame(grid: Grid, start: int, stop: int) -> pl.DataFrame:
     parts += [points.at(np.flatnonzero(~waits & (methods == method))) for method in dict.fromkeys(methods.tolist())]
     frames = [_described(grid, part) for part in parts[:1] if part.number.size]
     for part in parts[1:]:
-        frames += [_described(grid, some).hstack(estimates(some)) for some in _computable(part, failures)]
+        frames += [_described(grid, some).hstack(found) for some, found in _computable(part, failures)]
     whole = pl.concat(frames, how="diagonal_relaxed").sort("point") if frames else pl.DataFrame()
     wrong = pl.DataFrame(failures, schema=FAILED).sort("point")
     return pl.concat([whole, wrong], how="diagonal_relaxed") if failures else whole
 
 
-def _computable(points: Points, failures: list[Row]) -> list[Points]:
-    """Points whose estimates can be computed together; of points that cannot, those that fail are told."""
+def _computable(points: Points, failures: list[Row]) -> list[tuple[Points, pl.DataFrame]]:
+    """Points with their estimates, which are computed together; where that fails, it is found out at which points."""
     if not points.number.size:
         return []
     try:
-        estimates(points)
-        return [points]
+        return [(points, estimates(points))]
     except EXPECTED as error:
         if points.number.size == 1:
             failures.append(_failure(int(points.number[0]), error))
