@@ -165,7 +165,8 @@ def _of_drafting(drafting: pl.DataFrame, *, on_devices: bool) -> Drawn:
 
 def _of_lossy(rows: pl.DataFrame) -> Drawn:
     """What each choice gains and works, where there are few; Big Little Decoder's rates and thresholds; SkipDecode's layers."""
-    from figures.of_runs import bild_rates, bild_thresholds, exit_schedule, layer_map, operations_and_bytes
+    from figures.of_runs import bild_rates, bild_thresholds, operations_and_bytes
+    from figures.of_theory import skipdecode_layers, skipdecode_schedule
 
     if rows["point"].n_unique() <= operations_and_bytes.MOST_POINTS and rows["speedup"].count():
         yield "choices", operations_and_bytes.draw(rows)
@@ -173,9 +174,9 @@ def _of_lossy(rows: pl.DataFrame) -> Drawn:
         yield "bild_rates", bild_rates.draw(rates)
     if bild_thresholds.fits(thresholds := bild_thresholds.of_run(rows)):
         yield "bild_thresholds", bild_thresholds.draw(thresholds)
-    if found := exit_schedule.of_run(rows):
+    if found := skipdecode_schedule.of_run(rows):
         schedules, bounds = found
-        draw = layer_map.draw if len(schedules) > 1 else exit_schedule.draw
+        draw = skipdecode_layers.draw if len(schedules) > 1 else skipdecode_schedule.draw
         yield "skipdecode_layers", draw(schedules, **bounds)
 
 
@@ -233,18 +234,18 @@ def of_profiles(names: Sequence[str], folder: str | Path) -> list[Path]:
     `names` are those of bundled profiles, or paths of their .json, each of a model; at most three.
     """
     from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
-    from model.hardware import profile
-    from model.hardware.profile_costs import Measured
+    from model.hardware import profile_files
+    from model.hardware.profile_costs import ProfileCosts
 
     if not 1 <= len(names) <= layer_time.MOST_PROFILES:
         raise checks.ParameterError(f"profiles must be 1 to {layer_time.MOST_PROFILES}, got {len(names)}; draw the others apart")
-    found = [profile.load(name) for name in names]
+    found = [profile_files.load(name) for name in names]
     twice = [each.name for index, each in enumerate(found) if each.name in {other.name for other in found[:index]}]
     if twice:
         raise checks.ParameterError(f"profiles must differ in their names, got {twice[0]} twice; leave one out")
     drawn = {
         "roofline": reached_peaks.draw(found),
-        "verify_cost": wide_pass_cost.draw({each.name: Measured(each) for each in found}),
+        "verify_cost": wide_pass_cost.draw({each.name: ProfileCosts(each) for each in found}),
         "layer_time": layer_time.draw(found),
     }
     target = _folder(folder)

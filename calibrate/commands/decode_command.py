@@ -15,11 +15,12 @@ from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
-    from calibrate.commands.decode_report import Result
+    from calibrate.decode.decode_report import Result
     from calibrate.decoders.adapter import Decoder
     from calibrate.interpreters.in_one_process import Sampling
-    from calibrate.loading.load_models import Begun, Model
+    from calibrate.loading.load_models import Begun, LoadedModel
     from calibrate.loading.prompts import Prompt
+    from model.methods.method_parameters import MethodParameters
 
 _FROM = "A directory, OWNER/NAME of the hub, or of the family: family:target."
 
@@ -92,11 +93,11 @@ def _settings(method: str, pairs: Sequence[str], sample: bool) -> dict[str, Any]
     from model.base.checks import ParameterError
     from model.methods import registry
 
-    kind = registry.algorithm(method).Parameters
+    kind = registry.parameters(method)
     table = table_records.renamed(kind, {key: value for key, (value,) in options.assignments("set", pairs)})
     table_records.refuse_unknown(kind, table, "method")
     if sample:
-        if not hasattr(kind, "sampled"):
+        if "sampled" not in kind.names():
             raise ParameterError(f"--sample is not used by method {method}, which takes the likeliest tokens; leave it out")
         if table.get("sampled") is False:
             raise ParameterError("--sample and --set sampled=false say opposite things; leave one out")
@@ -166,7 +167,7 @@ class _Run:
 
     method: str
     settings: Mapping[str, Any]
-    models: Mapping[str, Model]
+    models: Mapping[str, LoadedModel]
     tokens: int
     sampling: Sampling | None
     seed: int
@@ -179,7 +180,7 @@ class _Run:
         return {role: each.decoder for role, each in self.models.items()}
 
     @property
-    def target(self) -> Model:
+    def target(self) -> LoadedModel:
         """The model whose text it is."""
         return self.models["target"]
 
@@ -203,9 +204,9 @@ class _Run:
     @property
     def exact(self) -> bool:
         """Whether the method writes what the target alone would."""
-        return bool(getattr(self.parameters((0,)), "EXACT", False))
+        return self.parameters((0,)).exact
 
-    def parameters(self, prompt: Sequence[int]) -> Any:
+    def parameters(self, prompt: Sequence[int]) -> MethodParameters:
         """The method's parameters behind this prompt."""
         from calibrate.decode import real_decoding
 
@@ -250,10 +251,11 @@ class _Run:
 
     def one(self, number: int, prompt: Prompt | str, begun: Begun) -> Result:
         """Decode a prompt, and plainly too where that is wanted."""
-        from calibrate.commands.decode_report import Result
         from calibrate.decode import real_decoding
+        from calibrate.decode.decode_report import Result
         from calibrate.interpreters.in_one_process import Luck
         from calibrate.loading import load_models
+        from model.methods import registry
 
         load_models.read_source(self.models, begun.source)
         stop, luck = self.target.decoder.ends, Luck(self.seed, number)
@@ -264,7 +266,7 @@ class _Run:
         plainly = None
         if self.plain:
             plainly = real_decoding.decode(
-                "autoregressive", {"target": self.target.decoder}, begun.prompt, self.tokens,
+                registry.PLAIN, {"target": self.target.decoder}, begun.prompt, self.tokens,
                 {"sampled": self.sampling is not None},
                 sampling=self.sampling, luck=Luck(self.seed, number), stop=own.stop,
             )  # fmt: skip
@@ -279,7 +281,7 @@ def _follow(
     quiet: bool,
 ) -> None:
     """Decode prompt by prompt, show each as it is done, and in the end the totals, whatever there is of them."""
-    from calibrate.commands.decode_report import Printer, document
+    from calibrate.decode.decode_report import Printer, document
 
     results: list[Result] = []
     layers = run.target.decoder.layers

@@ -167,7 +167,7 @@ def align(
         "rate": rate, "seed": seed,
     }  # fmt: skip
     small: dict[str, Any] = {"prompts": 16, "prompt": 16, "tokens": 16, "held_out": 8, "batch": 4} if quick else {}
-    settings = work.Settings(**small | {key: value for key, value in given.items() if value is not None})
+    settings = work.AlignmentSettings(**small | {key: value for key, value in given.items() if value is not None})
     where = options.placed(device, threads)
     large, little = model_directory.load(target, where), model_directory.load(draft, where)
     read = _text(little, text, quick)

@@ -83,12 +83,12 @@ def aiconfigurator(
     profiles
     """
     from calibrate.importers import aiconfigurator as source
-    from calibrate.importers import csv_reading
+    from calibrate.importers import imported_tables
     from model.architectures import transformer
     from model.hardware import composed_layers
 
     splits = numbers("ways", ways)
-    shape = transformer.named(model, csv_reading.DTYPE, key="model") if model else None
+    shape = transformer.named(model, imported_tables.DTYPE, key="model") if model else None
     made = source.read(folder, gpu=gpu, engine=engine, attention=attention, name="" if model else name, unit=unit, commit=commit)
     _save(made if shape is None else composed_layers.layer(made, shape, splits, model=transformer.label(model), name=name), out)
 
@@ -126,13 +126,13 @@ def bundle(
 def _save(made: Profile, out: Path) -> None:
     """Write a profile, and say what it covers, how far off it is and what is to be known of it."""
     from model.base.checks import ParameterError, shown
-    from model.hardware import profile
+    from model.hardware import profile_files
 
     if not re.fullmatch(r"[\w.-]+", made.name):
         raise ParameterError(f"name must be of letters, digits, dots, dashes and underscores, got {shown(made.name)}")
     if not made.date:  # the source does not say when it was measured
         made = replace(made, date=datetime.date.today().isoformat())
-    path = profile.save(made, out)
+    path = profile_files.save(made, out)
     print(f"{path}: {made.provenance}")
     print(f"covers {made.coverage()}")
     if made.errors:

@@ -13,9 +13,9 @@ from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
-    from calibrate.timing.profile_from_timings import Timed
+    from calibrate.timing.profile_from_timings import TimedProfiles
     from calibrate.timing.single_pass import Effort
-    from calibrate.timing.timing_grid import Grid
+    from calibrate.timing.timing_grid import TimingGrid
     from model.hardware.profile import Profile
 
 _WIDTHS, _CONTEXTS = "1,2,3,4,5,6,7,8,9,12,16,17,24,32", "128,512,1024,2048"
@@ -76,11 +76,11 @@ def layers(
 
 def _wanted(
     quick: bool, widths: str | None, contexts: str | None, batches: str, busy: str, mode: str, rounds: int, target: float
-) -> tuple[Grid, Effort | None]:
+) -> tuple[TimingGrid, Effort | None]:
     from calibrate.timing.single_pass import Effort
-    from calibrate.timing.timing_grid import Grid
+    from calibrate.timing.timing_grid import TimingGrid
 
-    grid = Grid(
+    grid = TimingGrid(
         options.numbers("widths", widths if widths is not None else _QUICK_WIDTHS if quick else _WIDTHS),
         options.numbers("contexts", contexts if contexts is not None else _QUICK_CONTEXTS if quick else _CONTEXTS),
         options.numbers("batches", batches), options.numbers("busy", busy), tuple(each.strip() for each in mode.split(",")), rounds,
@@ -89,10 +89,10 @@ def _wanted(
     return grid, Effort(target=max(target, 0.05), least=3, most=20, warmups=2) if quick else effort
 
 
-def _lines(result: Timed) -> Iterator[str]:
+def _lines(result: TimedProfiles) -> Iterator[str]:
     """The result as text: the machine, what each layer reaches beside the peaks, the other parts, and where it all lies."""
     from model.hardware import physical_limits
-    from model.hardware.profile import load
+    from model.hardware.profile_files import load
 
     header = result.outcome.header
     libraries = f"torch {header['torch']}, transformers {header['transformers']}"
@@ -132,14 +132,14 @@ def _others(profile: Profile) -> Iterator[str]:
                 yield f"{f'{part} at {axis} {row[axis]}{among}':44}{row['time_s'] * 1e6:9.1f} us"
 
 
-def _warnings(result: Timed) -> dict[str, list[str]]:
+def _warnings(result: TimedProfiles) -> dict[str, list[str]]:
     """What of each mode's profile beats the ceilings that were measured."""
-    from model.hardware.profile import load
+    from model.hardware.profile_files import load
 
     return {mode: load(path).facts.get("warnings", []) for mode, path in result.profiles.items()}
 
 
-def _document(result: Timed) -> dict[str, Any]:
+def _document(result: TimedProfiles) -> dict[str, Any]:
     return {
         "profiles": {mode: str(path) for mode, path in result.profiles.items()}, "rows": str(result.outcome.path),
         "machine": result.outcome.header, "points": sum(row["kind"] == "point" for row in result.outcome.rows),

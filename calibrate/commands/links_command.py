@@ -35,7 +35,7 @@ def links(
     calibrate links --link gloo,shared-memory --sizes 1024,1048576 -o profiles
     """
     from calibrate.timing import transfers as timed
-    from model.hardware.profile import load
+    from model.hardware.profile_files import load
 
     chosen = tuple(each.strip() for each in link.split(",")) if link is not None else None
     asked = numbers("sizes", sizes) if sizes is not None else _QUICK if quick else timed.SIZES

@@ -14,7 +14,7 @@ from model.base import strict_json
 
 if TYPE_CHECKING:
     from calibrate.decode.log_positions import Spent
-    from calibrate.loading.load_models import Model
+    from calibrate.loading.load_models import LoadedModel
 
 _GAMMAS = "1,2,3,5,7"
 _CANDIDATES = "1,3,5"
@@ -88,7 +88,7 @@ def _shares(spent: Spent) -> Iterator[str]:
 
 def _opened(
     target: str, draft: str | None, heads: Path | None, dtype: str, device: str | None, threads: int | None
-) -> tuple[dict[str, Model], dict[str, Any]]:
+) -> tuple[dict[str, LoadedModel], dict[str, Any]]:
     """The models, and what a log says of them."""
     from calibrate.devices import machine
     from calibrate.loading import load_models
@@ -114,7 +114,7 @@ def _opened(
 
 
 def prompted(
-    where: str | None, template: str | None, limit: int, length: int, seed: int, target: Model
+    where: str | None, template: str | None, limit: int, length: int, seed: int, target: LoadedModel
 ) -> list[tuple[str, list[int]]]:
     """Prompts by name, as tokens: the last so many of each."""
     from calibrate.loading import load_models, prompts

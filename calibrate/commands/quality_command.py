@@ -66,7 +66,7 @@ def quality(
     from model.methods import registry
 
     work.check_lossy(method)
-    kind = registry.algorithm(method).Parameters
+    kind = registry.parameters(method)
     fixed, swept = {key: value[0] for key, value in options.assignments("set", set_)}, dict(options.assignments("sweep", sweep))
     settings = work.settings_of(table_records.renamed(kind, fixed), table_records.renamed(kind, swept))
     table_records.refuse_unknown(kind, settings[0], "method")
@@ -98,11 +98,11 @@ def quality(
 
 
 def _lines(table: pl.DataFrame, swept: Sequence[str]) -> Iterator[str]:
-    from calibrate.decode.rate_tables import Table
+    from calibrate.decode.rate_tables import RateTable
 
     first = table.row(0, named=True)
     title = f"{first['method']} on {first['target_name']}: {first['texts']} texts (measured; log-likelihoods in nats per token)"
     known = [name for name in (*swept, *_SHOWN) if name in table.columns and table[name].count()]
     words = {None: "-", float("inf"): "inf"}
     rows = tuple(tuple(words.get(value, value) for value in row) for row in table.select(known).iter_rows())
-    yield from Table(title, tuple(known), rows).lines()
+    yield from RateTable(title, tuple(known), rows).lines()

@@ -16,11 +16,11 @@ from model.base import strict_json
 
 if TYPE_CHECKING:
     from calibrate.decoders.adapter import Decoder
-    from calibrate.loading.load_models import Model
+    from calibrate.loading.load_models import LoadedModel
     from calibrate.measured_runs.measure_runs import Wanted
-    from calibrate.measured_runs.run_plan import Written
+    from calibrate.measured_runs.run_plan import WrittenPlan
     from calibrate.workers.worker_pool import Pool
-    from model.logs.measured_runs import Runs
+    from model.logs.measured_runs import MeasuredRuns
 
 
 @options.guarded
@@ -121,9 +121,9 @@ def _listed(gpus: str | None) -> list[str]:
 
 
 def measured(
-    written: Written, out: Path, device: str, *, gpus: Sequence[str] = (), resume: bool = False,
+    written: WrittenPlan, out: Path, device: str, *, gpus: Sequence[str] = (), resume: bool = False,
     report: Callable[[int, int, str], None] | None = None, warn: Callable[[str], None] | None = None,
-) -> Runs:  # fmt: skip
+) -> MeasuredRuns:  # fmt: skip
     """Carry a plan out on a device; profiles of the same sitting go into the folder of `out`, and `warn` hears what is odd of them.
 
     `gpus` are those of the units of runs over processes (`calibrate.untested_on_gpu.gpu_ordering.of_units`).
@@ -149,7 +149,7 @@ def measured(
     about: dict[str, Any] = {"prompts": _source(written), "profiles": _profiles(written, device)}
     if most["processes"] > 1:
         about["devices"] = devices
-    plan = measure_runs.Plan(wanted, said.tokens, said.repeats, said.warm_ups, said.seed, about)
+    plan = measure_runs.MeasurementPlan(wanted, said.tokens, said.repeats, said.warm_ups, said.seed, about)
     measure_runs.check(plan, models)
     if said.mode != files.MODES[0]:
         also = (0, 1) if written.profile is None else (written.profile.room, max(written.profile.batches))
@@ -180,7 +180,9 @@ def measured(
     return found
 
 
-def _pool(written: Written, models: Mapping[str, Decoder], devices: Sequence[str]) -> Callable[[], AbstractContextManager[Pool]]:
+def _pool(
+    written: WrittenPlan, models: Mapping[str, Decoder], devices: Sequence[str]
+) -> Callable[[], AbstractContextManager[Pool]]:
     """What starts processes with replicas of the target, one on each device."""
     from calibrate.loading import load_models
     from calibrate.loading.replicas import Replica
@@ -196,7 +198,7 @@ def _pool(written: Written, models: Mapping[str, Decoder], devices: Sequence[str
     return lambda: started(replica, len(devices), said.prompt_tokens + said.tokens + 8, devices=given)
 
 
-def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str, Model]]:
+def _models(written: WrittenPlan, device: str) -> tuple[dict[str, Decoder], dict[str, LoadedModel]]:
     """The models of all methods, by role: real ones, or of random weights where all outcomes are forced."""
     from calibrate.loading import load_models
     from model.architectures import transformer
@@ -215,13 +217,15 @@ def _models(written: Written, device: str) -> tuple[dict[str, Decoder], dict[str
     from calibrate.loading.architectures import architecture
     from calibrate.timing import library_pass
 
-    made = {role: library_pass.Model(architecture(name), device, said.dtype, said.prompt_tokens) for role, name in named.items()}
+    made = {
+        role: library_pass.LibraryModel(architecture(name), device, said.dtype, said.prompt_tokens) for role, name in named.items()
+    }
     for each in made.values():
         each.read_source()
     return {role: each.decoder for role, each in made.items()}, {}
 
 
-def _wanted(written: Written, models: Mapping[str, Decoder], opened: Mapping[str, Model]) -> Iterator[Wanted]:
+def _wanted(written: WrittenPlan, models: Mapping[str, Decoder], opened: Mapping[str, LoadedModel]) -> Iterator[Wanted]:
     from calibrate.commands import log_command
     from calibrate.decode import real_decoding
     from calibrate.measured_runs import measure_runs
@@ -253,14 +257,14 @@ def _wanted(written: Written, models: Mapping[str, Decoder], opened: Mapping[str
                 yield measure_runs.Wanted(each.method, each.settings, prompt, f"luck {number}", each.rates, number, units, apart)
 
 
-def _source(written: Written) -> str:
+def _source(written: WrittenPlan) -> str:
     said = written.run
     if all(each.rates is not None for each in written.choices):
         return f"none: outcomes were forced behind {said.prompt_tokens} positions"
     return f"{'held-out standard library' if said.file is None else Path(said.file).name}, {said.prompt_tokens} tokens each"
 
 
-def _named(written: Written) -> dict[str, str]:
+def _named(written: WrittenPlan) -> dict[str, str]:
     """What models there are, by role."""
     from calibrate.decode import real_decoding
     from calibrate.loading import load_models
@@ -272,7 +276,7 @@ def _named(written: Written) -> dict[str, str]:
     return load_models.named({"target": said.model, "draft": said.draft, "medium": said.medium}, tuple(roles), "of the plan")
 
 
-def _profiles(written: Written, device: str) -> dict[str, str]:
+def _profiles(written: WrittenPlan, device: str) -> dict[str, str]:
     """The files of the profiles of this sitting, by role."""
     from calibrate.timing import profile_from_timings
 
@@ -282,7 +286,7 @@ def _profiles(written: Written, device: str) -> dict[str, str]:
     return {role: f"{profile_from_timings.called_name(stem, 'interpreter')}.json" for role, stem in stems.items()}
 
 
-def _rows(found: Runs) -> list[dict[str, Any]]:
+def _rows(found: MeasuredRuns) -> list[dict[str, Any]]:
     from model.logs.read_log import plain
 
     return [
@@ -295,8 +299,8 @@ def _rows(found: Runs) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _lines(found: Runs) -> Iterator[str]:
-    from calibrate.decode.rate_tables import Table
+def _lines(found: MeasuredRuns) -> Iterator[str]:
+    from calibrate.decode.rate_tables import RateTable
     from model.logs.replay import told
 
     said = found.about
@@ -312,4 +316,4 @@ def _lines(found: Runs) -> Iterator[str]:
             "yes" if each.disturbed else "",
         ))  # fmt: skip
     columns = ("method", "settings", "prompt", "tokens", "repeats", "ms", "ms a token", "noise", "disturbed")
-    yield from Table(title, columns, tuple(rows)).lines()
+    yield from RateTable(title, columns, tuple(rows)).lines()

@@ -104,8 +104,8 @@ def settings_of(fixed: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) ->
 
 def check_lossy(method: str) -> None:
     """Refuse a method whose text is the target's own."""
-    if getattr(registry.algorithm(method).Parameters, "EXACT", False):
-        lossy = [name for name in registry.names() if not registry.algorithm(name).Parameters.EXACT]
+    if registry.parameters(method).EXACT:
+        lossy = [name for name in registry.names() if not registry.parameters(name).EXACT]
         what = f"method must be lossy, one of {', '.join(lossy)}, got {method}, whose text is the target's own"
         raise ParameterError(f"{what}: nothing is lost; calibrate decode --plain shows it")
 
@@ -120,13 +120,8 @@ def check(
     longest = max(map(len, prompts))
     for each in settings:
         parameters = real_decoding.parameters_of(method, models, real_decoding.scheduled(method, each, longest, tokens))
-        if method == "bild" and None in (parameters.fallback_threshold, parameters.rollback_threshold):
-            lacking = "fallback_threshold" if parameters.fallback_threshold is None else "rollback_threshold"
-            raise ParameterError(f"{lacking} is required: real models are judged by thresholds; give it with --set or --sweep")
-        if method == "early_exit" and parameters.threshold is None and parameters.exit_layer is None:
-            raise ParameterError("threshold or exit_layer is required: how sure is sure, or where all leave; give one of the two")
-        if hasattr(parameters, "check_tokens"):
-            parameters.check_tokens(tokens)
+        parameters.check_thresholds()
+        parameters.check_tokens(tokens)
 
 
 # --- Rows ---------------------------------------------------------------------------------------------------------------
@@ -221,7 +216,7 @@ def _check_texts(own: Sequence[_Own], path: Path, prompts: Sequence[Any], tokens
 
 def _own_texts(target: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -> list[dict[str, Any]]:
     """What the target writes behind each prompt, and how long it takes [s]."""
-    found = _decoded("autoregressive", {"target": target}, prompts, tokens, {})
+    found = _decoded(registry.PLAIN, {"target": target}, prompts, tokens, {})
     return [{"tokens": [*each.tokens], "seconds": each.seconds} for each in found]
 
 

@@ -32,7 +32,7 @@ DRAWS = 400
 
 
 @dataclass(frozen=True)
-class Table:
+class RateTable:
     """Rows of values by column, with a title that says what they are of."""
 
     title: str
@@ -69,7 +69,7 @@ def _shown(value: Any) -> str:
 
 def of(
     where: str, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float, drafter: str | None = None
-) -> list[Table]:
+) -> list[RateTable]:
     """All tables of a log: of our own kind, or a public one of accepted lengths (JSON lines) with its `drafter`."""
     for name, values in (("candidates", candidates), ("draft_lengths", draft_lengths)):
         for value in values:
@@ -98,19 +98,19 @@ def _about(log: AcceptanceLog) -> str:
     return f"{log.drafter}, {len(log.requests)} requests"
 
 
-def other_texts(log: AcceptanceLog) -> Table:
+def other_texts(log: AcceptanceLog) -> RateTable:
     """The answers whose lengths belong to another text than the one that is logged beside them."""
     other = {*log.of_other_texts}
     rows = tuple((each.id, len(each.lengths), each.output_tokens) for each in log.requests if each.id in other)
     columns, count = ("id", "lengths", "output_tokens"), len(log.requests)
     if not rows:
-        return Table(f"Answers whose lengths belong to another text: none of {count}", columns, ())
+        return RateTable(f"Answers whose lengths belong to another text: none of {count}", columns, ())
     title = f"Answers whose lengths belong to another text: {len(rows)} of {count} ({len(rows) / count:.0%})"
     note = "lengths of an answer itself are as many as its output tokens; the rates below count those of other texts too"
-    return Table(title, columns, rows, (note,), most=FEW)
+    return RateTable(title, columns, rows, (note,), most=FEW)
 
 
-def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float) -> Iterator[Table]:
+def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[int], cost_ratio: float) -> Iterator[RateTable]:
     """All tables of a log of ours."""
     heads = [head for head in position_log.HEADS if head == "common" or log.said.get("heads")]
     yield matches(log, candidates, heads)
@@ -125,7 +125,7 @@ def tables(log: PositionLog, candidates: Sequence[int], draft_lengths: Sequence[
             yield drawn(log, about)
 
 
-def matches(log: PositionLog, candidates: Sequence[int], heads: Sequence[str]) -> Table:
+def matches(log: PositionLog, candidates: Sequence[int], heads: Sequence[str]) -> RateTable:
     """Match rates by layer and k, as in Table 2 of [Yang2024]: head N is the model's own, Y one trained for the layer."""
     rows = []
     for layer in range(1, log.layers):
@@ -136,10 +136,10 @@ def matches(log: PositionLog, candidates: Sequence[int], heads: Sequence[str]) -
                 found = rates_from_logs.rates(int((log.ranks(layer, head) <= count).sum()), log.table.height)
                 rows.append((layer, "NY"[head == "trained"], count, *map(float, found[:3]), int(found.trials)))
     columns = ("layer", "head", "k", "match_rate", "low", "high", "trials")
-    return Table("Match rates (measured): the target's token is among k early candidates", columns, tuple(rows))
+    return RateTable("Match rates (measured): the target's token is among k early candidates", columns, tuple(rows))
 
 
-def by_position(log: PositionLog, count: int, head: str) -> Table:
+def by_position(log: PositionLog, count: int, head: str) -> RateTable:
     """Match rates by layer and range of output positions, as in Tables 6 to 8 of [Yang2024]."""
     position = log.table["position"].to_numpy()
     edges = np.unique(np.linspace(0, position.max() + 1, BINS + 1).astype(int))
@@ -149,7 +149,7 @@ def by_position(log: PositionLog, count: int, head: str) -> Table:
         found = [rates_from_logs.rates(int(kept[part].sum()), int(part.sum())) for part in _ranges(position, edges)]
         rows.append((layer, *[float(each.rate) for each in found]))
     columns = ("layer", *[f"{low + 1}-{high}" for low, high in pairwise(edges)])
-    return Table(f"Match rates at k={count} by output position (measured; {head} head)", columns, tuple(rows))
+    return RateTable(f"Match rates at k={count} by output position (measured; {head} head)", columns, tuple(rows))
 
 
 def _ranges(position: Any, edges: Any) -> list[Any]:
@@ -161,7 +161,7 @@ def _with_head(log: PositionLog, head: str) -> list[int]:
     return [layer for layer in range(1, log.layers) if held[layer - 1]]
 
 
-def match_independence(log: PositionLog, candidates: Sequence[int], head: str) -> Table:
+def match_independence(log: PositionLog, candidates: Sequence[int], head: str) -> RateTable:
     """Whether matches are independent coins. The mean of a decoding's time does not ask it (Theorem 4.1 is linear in them), its
     spread does: `spread` is the standard deviation of the matches of a text over that of independent ones."""
     rows = []
@@ -175,10 +175,10 @@ def match_independence(log: PositionLog, candidates: Sequence[int], head: str) -
             spread = float(np.sqrt(np.square(sums - sizes * rate).mean()) / expected) if expected else float("nan")
             rows.append((layer, count, float(rate), correlation.correlation, correlation.p_value, runs.z, runs.p_value, spread))
     columns = ("layer", "k", "match_rate", "lag_1", "p_value", "runs_z", "p_value_", "spread")
-    return Table(f"Are matches independent? (measured; {head} head)", columns, tuple(rows))
+    return RateTable(f"Are matches independent? (measured; {head} head)", columns, tuple(rows))
 
 
-def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio: float, about: str) -> Iterator[Table]:
+def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio: float, about: str) -> Iterator[RateTable]:
     """Acceptance of greedy drafts, from how many tokens a round gives that starts at each position of each text."""
     rows: list[tuple[Any, ...]] = []
     position = rates_from_logs.accepted_of_positions(lengths)
@@ -196,7 +196,7 @@ def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio:
         rows.append(("mean_acceptance_length", gamma, mean, *[NONE] * 2, int(played.accepted.size), *[NONE] * 2))
     columns = ("accepted over", "gamma", "rate", "low", "high", "trials", "text_low", "text_high")
     title = f"Acceptance (measured; {about}): alpha is accepted over tested; text_low and text_high know that texts differ"
-    yield Table(title, columns, tuple(rows))
+    yield RateTable(title, columns, tuple(rows))
     yield _means(lengths, draft_lengths)
     played = rates_from_logs.play(lengths, max(draft_lengths))
     found = rates_from_logs.by_place(played)
@@ -204,13 +204,13 @@ def acceptance(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio:
         (place + 1, *[float(part[place]) for part in found[:3]], int(found.trials[place])) for place in range(len(found.rate))
     )
     title = f"Acceptance by place in a draft of {played.draft_length} (measured)"
-    yield Table(title, ("place", "rate", "low", "high", "trials"), places)
+    yield RateTable(title, ("place", "rate", "low", "high", "trials"), places)
     yield _acceptance_by_position(lengths, played)
     yield _independence(lengths, draft_lengths)
     yield _dependence(lengths, draft_lengths, cost_ratio)
 
 
-def _means(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> Table:
+def _means(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> RateTable:
     found = [rates_from_logs.means(rates_from_logs.play(lengths, gamma)) for gamma in draft_lengths]
     columns = (
         "gamma", "over_rounds", "low", "high", "over_sequences", "sequences_low", "sequences_high", "rounds", "half_of_rounds_from",
@@ -222,10 +222,10 @@ def _means(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> Table:
         for each in (min(found, key=lambda each: each.half),)
     ]
     title = "Tokens a round (measured), the target's own counted: every round weighs alike, or every sequence does"
-    return Table(title, columns, rows, tuple(notes))
+    return RateTable(title, columns, rows, tuple(notes))
 
 
-def _acceptance_by_position(lengths: Sequence[Any], played: rates_from_logs.Played) -> Table:
+def _acceptance_by_position(lengths: Sequence[Any], played: rates_from_logs.Played) -> RateTable:
     edges = np.unique(np.linspace(0, max(len(each) for each in lengths), BINS + 1).astype(int)).tolist()
     found = rates_from_logs.by_output_position(played, edges)
     rows = tuple(
@@ -233,10 +233,10 @@ def _acceptance_by_position(lengths: Sequence[Any], played: rates_from_logs.Play
         for place, (low, high) in enumerate(pairwise(edges))
     )
     title = f"Acceptance by output position, drafts of {played.draft_length} (measured)"
-    return Table(title, ("positions", "rate", "low", "high", "trials"), rows)
+    return RateTable(title, ("positions", "rate", "low", "high", "trials"), rows)
 
 
-def _independence(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> Table:
+def _independence(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> RateTable:
     coins = rates_from_logs.coins(lengths)
     correlation, runs = rates_from_logs.lag_correlation(coins), rates_from_logs.runs_test(coins)
     rows: list[tuple[Any, ...]] = [
@@ -246,17 +246,17 @@ def _independence(lengths: Sequence[Any], draft_lengths: Sequence[int]) -> Table
     for gamma in draft_lengths:
         geometric = rates_from_logs.geometric_test(rates_from_logs.play(lengths, gamma))
         rows.append(("accepted lengths, chi-square", gamma, geometric.statistic, geometric.p_value))
-    return Table("Are acceptances independent coins?", ("test", "gamma", "statistic", "p_value"), tuple(rows))
+    return RateTable("Are acceptances independent coins?", ("test", "gamma", "statistic", "p_value"), tuple(rows))
 
 
-def _dependence(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio: float) -> Table:
+def _dependence(lengths: Sequence[Any], draft_lengths: Sequence[int], cost_ratio: float) -> RateTable:
     found = rates_from_logs.dependence(lengths, draft_lengths, cost_ratio, DRAWS, np.random.default_rng(0))
     title = f"Error of independence: a prediction from the alpha of positions alone, at cost_ratio={cost_ratio:g} (assumed)"
     columns = ("gamma", "alpha", "tokens predicted", "tokens seen", "error", "low", "high", "speed-up predicted", "speed-up seen")
-    return Table(title, columns, tuple(tuple(row) for row in found))
+    return RateTable(title, columns, tuple(tuple(row) for row in found))
 
 
-def drawn(log: PositionLog, about: str) -> Table:
+def drawn(log: PositionLog, about: str) -> RateTable:
     """Acceptance of drawn drafts: the mean of sum min(p, q), and of min(1, q/p) of the tokens put out, which estimates the same."""
     overlap = np.concatenate(log.column("overlap"))
     chance = np.concatenate(log.chances())
@@ -264,4 +264,4 @@ def drawn(log: PositionLog, about: str) -> Table:
         (name, float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size)), int(each.size))
         for name, each in (("sum min(p, q)", overlap), ("min(1, q/p) of the token put out", chance))
     )
-    return Table(f"Acceptance of drawn drafts (measured; {about})", ("estimate", "rate", "standard_error", "positions"), rows)
+    return RateTable(f"Acceptance of drawn drafts (measured; {about})", ("estimate", "rate", "standard_error", "positions"), rows)

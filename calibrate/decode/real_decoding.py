@@ -13,13 +13,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from calibrate.decoders.adapter import Decoder
-from calibrate.interpreters.in_one_process import Answers, Luck, Real, Sampling, Times
+from calibrate.devices.device_failures import failure_of
+from calibrate.interpreters.in_one_process import Luck, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu import cuda_graphs
 from model.base import checks, table_records
 from model.base.checks import ParameterError
+from model.interpret.world import Answers
 from model.logs.decoding import Answered, Decoding
 from model.logs.spans import plain
 from model.methods import registry
+from model.methods.method_parameters import MethodParameters
 
 if TYPE_CHECKING:
     from calibrate.untested_on_gpu.over_streams import Lanes
@@ -32,7 +35,7 @@ DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium"
 def decode(
     method: str, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int, settings: Mapping[str, Any] | None = None, *,
     sampling: Sampling | None = None, luck: Luck | None = None, stop: Collection[int] = (), log: bool = False,
-    answers: Answers | None = None, times: Times | None = None, pool: Pool | None = None, lanes: Lanes | None = None,
+    answers: Answers | None = None, times: RunTimes | None = None, pool: Pool | None = None, lanes: Lanes | None = None,
     spans: list[dict[str, Any]] | None = None,
 ) -> Decoding:
     """Decode `tokens` tokens behind a prompt of at least one, or until one of `stop`, which end texts.
@@ -75,7 +78,7 @@ def decode(
     table = scheduled(method, {} if settings is None else settings, len(text), tokens)
     parameters = parameters_of(method, models, table, batches=answers is not None)
     check_room(models, parameters, len(text), tokens)
-    whole = parameters.outputs_of(tokens) if hasattr(parameters, "outputs_of") else tokens
+    whole = parameters.outputs_of(tokens)
     reads: list[Answered] = []
     more_of: dict[str, Any] = {"log": reads if log else None, "answers": answers, "times": times}
     more_of |= {"sampling": sampling, "luck": luck}
@@ -95,7 +98,7 @@ def decode(
         work = real.run(steps, whole)
         settle(models)
     except RuntimeError as error:
-        if "out of memory" not in str(error):
+        if not failure_of(error).memory:
             raise
         needed = f"a prompt of {len(text)} tokens and {tokens} more"
         raise ParameterError(f"the device has too little memory for {needed}; take fewer, or --device cpu") from None
@@ -105,13 +108,12 @@ def decode(
         raise ParameterError(f"mode must be eager for method {method}, which {why[0]} with these parameters, got cuda-graph")
     if spans is not None and over is not None:
         spans += plain(real.spans, real.begun)
-    said = {field.name: getattr(parameters, field.name) for field in dataclasses.fields(parameters)}
     return Decoding(
-        method, said, text, tokens, tuple(work.committed), work.account, ends, seconds, tuple(reads)
+        method, parameters.table(), text, tokens, tuple(work.committed), work.account, ends, seconds, tuple(reads)
     )  # fmt: skip
 
 
-def _over(over: Pool | Lanes, parameters: Any, more: Mapping[str, Any]) -> Any:
+def _over(over: Pool | Lanes, parameters: MethodParameters, more: Mapping[str, Any]) -> Any:
     """The interpreter over processes, or over streams."""
     from calibrate.untested_on_gpu.over_streams import Lanes, Streams
 
@@ -127,12 +129,12 @@ def _over(over: Pool | Lanes, parameters: Any, more: Mapping[str, Any]) -> Any:
 
 def parameters_of(
     method: str, models: Mapping[str, Decoder], settings: Mapping[str, Any], *, batches: bool = False
-) -> Any:
+) -> MethodParameters:
     """The checked parameters of a method on these models: of just the roles that it has, with their depths filled in.
 
     Several texts at once (`batches`) may be decoded where outcomes are forced: models are asked about one.
     """
-    kind = registry.algorithm(method).Parameters
+    kind = registry.parameters(method)
     table = table_records.renamed(kind, settings)
     wanted = roles(method, table)
     for role in wanted:
@@ -150,13 +152,13 @@ def parameters_of(
             given = checks.shown(table[key])
             raise ParameterError(f"{key} must be {models[role].layers}, as {name} has, got {given}; leave it out")
         table[key] = models[role].layers
-    parameters = table_records.build(kind, table, "method", "give it with --set KEY=VALUE")
-    if getattr(parameters, "texts", 1) > 1 and not batches:
-        given = f"{parameters.texts} sequences; leave out sequences and lengths"
+    parameters: MethodParameters = table_records.build(kind, table, "method", "give it with --set KEY=VALUE")
+    if parameters.decoded_sequences > 1 and not batches:
+        given = f"{parameters.decoded_sequences} sequences; leave out sequences and lengths"
         raise ParameterError(f"sequences must be 1, as one is decoded at a time, got {given}")
-    if getattr(parameters, "full_batch", 1) > 1:
+    if parameters.full_batch > 1:
         given = f"sequences={parameters.sequences} with batching={parameters.batching!r}"
-        if not hasattr(parameters, "texts"):
+        if not parameters.static_batches:
             one = f"sequences must be 1, as method {method} decodes real sequences one at a time"
             raise ParameterError(f"{one}, got {given}; leave out sequences")
         remedy = "set batching = 'static'" if batches else "leave out sequences"
@@ -170,25 +172,22 @@ def scheduled(method: str, settings: Mapping[str, Any], prompt: int, tokens: int
     >>> scheduled("skipdecode", {"min_layers": 2}, 5, 16)
     {'prompt': 5, 'sequence': 21, 'min_layers': 2}
     """
-    known = {field.name for field in dataclasses.fields(registry.algorithm(method).Parameters)}
+    known = {field.name for field in dataclasses.fields(registry.parameters(method))}
     bounds = {"prompt": prompt, "sequence": prompt + tokens} if {"prompt", "sequence"} <= known else {}
     return bounds | dict(settings)
 
 
-def exits_early(parameters: Any) -> bool:
-    """Whether a choice reads behind layers above which there are more: where trained heads can read.
-
-    Of a method from elsewhere nobody knows.
-    """
+def exits_early(parameters: MethodParameters) -> bool:
+    """Whether tokens are read from layers below the last, where trained heads can read; of a method from outside it may be so."""
     if not type(parameters).__module__.startswith("model.methods."):
         return True
-    return hasattr(parameters, "first_check") or getattr(parameters, "exit_layer", None) is not None
+    return parameters.reads_early
 
 
 def roles(method: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The models that a method has with these parameters, the target first."""
-    kind = registry.algorithm(method).Parameters
-    return ("target", *registry.roles(kind, table_records.renamed(kind, settings)))
+    kind = registry.parameters(method)
+    return ("target", *kind.roles_for(table_records.renamed(kind, settings)))
 
 
 def takes_stop(method: str) -> bool:
@@ -213,9 +212,9 @@ def check_text(models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int
             )
 
 
-def check_room(models: Mapping[str, Decoder], parameters: Any, prompt: int, tokens: int) -> None:
+def check_room(models: Mapping[str, Decoder], parameters: MethodParameters, prompt: int, tokens: int) -> None:
     """Refuse a batch in which texts that draft along with others go beyond the positions that a model has."""
-    beyond = getattr(parameters, "beyond", 0)
+    beyond = parameters.overrun
     for role, decoder in models.items() if beyond else ():
         if decoder.longest is not None and prompt + tokens - 1 + beyond > decoder.longest:
             raise ParameterError(

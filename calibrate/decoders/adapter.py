@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from calibrate.decoders.kv_rows import Rows, RowsMade, Spots
+from calibrate.decoders.kv_rows import KvRows, RowsMade, Spots
 from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Decoder:
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> tiny = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
     >>> decoder = decoder_of(LlamaForCausalLM(tiny), "tiny")
-    >>> rows = Rows(decoder.layers)
+    >>> rows = KvRows(decoder.layers)
     >>> state = decoder.run((5, 7, 3), 0, 0, 2, rows)
     >>> decoder.logits(state, 2).shape, rows.get_seq_length(1)
     (torch.Size([3, 11]), 3)
@@ -112,12 +112,12 @@ class Decoder:
         found = getattr(config, "decoder_start_token_id", None) if config.is_encoder_decoder else config.bos_token_id
         return found if found is not None else next(iter(self.ends), None)
 
-    def rows(self) -> Rows:
+    def rows(self) -> KvRows:
         """No rows yet, of a new text."""
-        return Rows(self.layers)
+        return KvRows(self.layers)
 
     def run(
-        self, tokens: tuple[int, ...], at: int, first: int, last: int, rows: Rows, state: Tensor | None = None, *, batch: int = 1,
+        self, tokens: tuple[int, ...], at: int, first: int, last: int, rows: KvRows, state: Tensor | None = None, *, batch: int = 1,
         places: tuple[int, ...] = (), after: tuple[int, ...] = (), gaps: Iterable[tuple[int, int]] = (), rows_only: bool = False,
         seen: list[Tensor] | None = None, between: Callable[[int], None] | None = None,
     ) -> Tensor:
@@ -144,7 +144,7 @@ class Decoder:
             return hidden.reshape(-1, hidden.shape[-1])
 
     def _through(
-        self, layers: Iterable[int], hidden: Tensor, place: Place, rows: Rows, seen: list[Tensor] | None = None,
+        self, layers: Iterable[int], hidden: Tensor, place: Place, rows: KvRows, seen: list[Tensor] | None = None,
         between: Callable[[int], None] | None = None,
     ) -> Tensor:
         """The state behind these layers, shape (batch, width, hidden)."""
@@ -160,7 +160,7 @@ class Decoder:
             hidden = made
         return hidden
 
-    def _cut(self, rows: Rows, at: int, first: int, last: int, rows_only: bool) -> None:
+    def _cut(self, rows: KvRows, at: int, first: int, last: int, rows_only: bool) -> None:
         """Let go of what this pass replaces: rows from `at` on, of its layers and of those behind them."""
         if rows.at is not None:
             rows.cut(at)
@@ -169,7 +169,7 @@ class Decoder:
             layer.length = min(layer.length, at)
             layer.ends = None
 
-    def _place(self, at: int, width: int, after: tuple[int, ...], rows: Rows) -> Place:
+    def _place(self, at: int, width: int, after: tuple[int, ...], rows: KvRows) -> Place:
         import torch
 
         if not after and rows.at is None:
@@ -232,7 +232,7 @@ class Decoder:
         """What the layers are told of the positions; `rows` is how many rows there are, or the position of each."""
         return self.body.rotary_emb(self.embedding.weight, position_ids=positions)
 
-    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
+    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
         result: Tensor = self.modules[layer](
             hidden, attention_mask=place.mask, position_ids=place.positions, past_key_values=rows, position_embeddings=place.extras
         )
@@ -279,7 +279,7 @@ class NeoX(Decoder):
 
     body_norm = "final_layer_norm"
 
-    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
+    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
         result: Tensor = self.modules[layer](
             hidden, attention_mask=place.mask, position_ids=place.positions, layer_past=rows, position_embeddings=place.extras
         )
@@ -305,7 +305,7 @@ class GPT2(Decoder):
     def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
         return None
 
-    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
+    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
         result: Tensor = self.modules[layer](hidden, past_key_values=rows, attention_mask=place.mask)
         return result
 
@@ -324,7 +324,7 @@ class OPT(Decoder):
     def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
         return None
 
-    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
+    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
         result: Tensor = self.modules[layer](
             hidden, attention_mask=place.mask, position_ids=place.positions, past_key_values=rows
         )
@@ -359,12 +359,12 @@ class T5(Decoder):
         super().warm()
         self.source = source
 
-    def rows(self) -> Rows:
+    def rows(self) -> KvRows:
         from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
         if self.source is None:
             raise RuntimeError(f"{self.name} has an encoder, which has read nothing yet")
-        found = Rows(self.layers)
+        found = KvRows(self.layers)
         found.crossed = self.source, EncoderDecoderCache(DynamicCache(), DynamicCache())
         return found
 
@@ -379,7 +379,7 @@ class T5(Decoder):
         )  # fmt: skip
         return attention.relative_attention_bias(buckets).permute(2, 0, 1)[None]
 
-    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
+    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
         own, across, forward = self.modules[layer].layer
         source, crossed = rows.crossed
         hidden = own(hidden, attention_mask=place.mask, position_bias=place.extras, past_key_values=rows)[0]

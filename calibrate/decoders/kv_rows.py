@@ -129,7 +129,7 @@ class LayerRows:
         return other
 
 
-class Rows:
+class KvRows:
     """All layers' rows of one text, or of several.
 
     Rows of one text lie by position; where several hypotheses were read they lie in the order they came, and `at` says the
@@ -146,9 +146,9 @@ class Rows:
         self.spots: Spots | None = None
         """Where the pass that is made writes, if its texts stand at unequal positions."""
 
-    def copy(self) -> Rows:
+    def copy(self) -> KvRows:
         """What a sub-process starts with."""
-        other = Rows(0)
+        other = KvRows(0)
         other.layers = [layer.copy() for layer in self.layers]
         other.at = None if self.at is None else self.at[:]
         other.sees = self.sees[:]
@@ -196,7 +196,7 @@ class Rows:
             self.sees.append([*([] if place is None else self.sees[place]), first + index])
         return self.sees[first:]
 
-    def adopt(self, other: Rows, at: int, layers: int, hypothesis: int | None = None) -> None:
+    def adopt(self, other: KvRows, at: int, layers: int, hypothesis: int | None = None) -> None:
         """Take over another's rows at one position, of layers [0, layers): there the only one, or that of a hypothesis."""
         self.cut(at)
         place = at + (hypothesis or 0)
@@ -205,18 +205,18 @@ class Rows:
                 raise RuntimeError(f"rows at position {at} cannot be taken over: {theirs.length} there, {mine.length} here")
             mine.write(theirs.keys[:, :, place : place + 1], theirs.values[:, :, place : place + 1])
 
-    def of(self, texts: list[int]) -> Rows:
+    def of(self, texts: list[int]) -> KvRows:
         """The rows of some of the texts."""
-        other = Rows(0)
+        other = KvRows(0)
         other.layers = [layer.of(texts) for layer in self.layers]
         return other
 
 
-def joined(parts: list[Rows]) -> Rows:
+def joined(parts: list[KvRows]) -> KvRows:
     """The rows of several texts, each by itself, as those of one batch."""
     import torch
 
-    result = Rows(len(parts[0].layers))
+    result = KvRows(len(parts[0].layers))
     for number, layer in enumerate(result.layers):
         own = [part.layers[number] for part in parts]
         held = [(each.keys, each.values) for each in own if each.keys is not None and each.values is not None]

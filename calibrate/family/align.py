@@ -36,7 +36,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
-class Settings:
+class AlignmentSettings:
     """`prompts` inputs of `prompt` tokens, `tokens` written behind each; all read `epochs` times, `batch` texts an update."""
 
     prompts: int = 4096
@@ -66,7 +66,7 @@ class Settings:
     def steps(self) -> int:
         """Updates of the weights.
 
-        >>> Settings(prompts=100, batch=8, epochs=2).steps
+        >>> AlignmentSettings(prompts=100, batch=8, epochs=2).steps
         25
         """
         return max(int(self.epochs * self.prompts / self.batch), 1)
@@ -77,7 +77,14 @@ class Settings:
 
 
 def align(
-    target: Loaded, draft: Loaded, corpus: Corpus, settings: Settings, folder: Path, *, command: str = "", resume: bool = False,
+    target: Loaded,
+    draft: Loaded,
+    corpus: Corpus,
+    settings: AlignmentSettings,
+    folder: Path,
+    *,
+    command: str = "",
+    resume: bool = False,
     report: Report | None = None,
 ) -> dict[str, Any]:
     """Train `draft` on what `target` writes and save it to a new directory; its log. The loaded draft is changed."""
@@ -223,7 +230,14 @@ def kept_texts(kept: Path, settings: str, *, count: int, length: int, vocabulary
 
 
 def _train(
-    draft: Loaded, texts: Tokens, held_out: Tokens, settings: Settings, kept: Path, said: str, resume: bool, report: Report | None
+    draft: Loaded,
+    texts: Tokens,
+    held_out: Tokens,
+    settings: AlignmentSettings,
+    kept: Path,
+    said: str,
+    resume: bool,
+    report: Report | None,
 ) -> dict[str, Any]:
     import torch
 
@@ -246,13 +260,13 @@ def _train(
         return loss
 
     optimizers = training.optimizers_of(model, recipe)
-    work = training.Work(model, optimizers, learn, seen, lambda step: recipe.rate_at(step, steps), steps, said)
+    work = training.TrainingJob(model, optimizers, learn, seen, lambda step: recipe.rate_at(step, steps), steps, said)
     log = work.done(kept, resume=resume, report=report)
     model.eval()
     return log
 
 
-def _rows(step: int, settings: Settings) -> list[int]:
+def _rows(step: int, settings: AlignmentSettings) -> list[int]:
     """The texts of an update: all of them in each epoch, in another order."""
     rows = []
     for number in range(step * settings.batch, (step + 1) * settings.batch):

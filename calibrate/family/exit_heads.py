@@ -38,7 +38,7 @@ CHUNK = 8192
 
 
 @dataclass(frozen=True)
-class Settings:
+class HeadTrainingSettings:
     """How heads are trained; the rate rises over a part `warm_up` of all updates, and then falls to nothing in a straight line."""
 
     epochs: float = 1.0
@@ -66,17 +66,17 @@ class Settings:
         return replace(recipe, warm_up=round(self.warm_up * recipe.steps(tokens)))
 
 
-OWN = Settings()
+OWN = HeadTrainingSettings()
 """For small texts. Tried from 3e-4 to 1e-2 on a model of six layers: a higher rate agrees more often with the model at its first
 layers, and less often at its last, where the common head is hard to beat."""
-PAPER = Settings(epochs=3, rate=2e-5, batch=128, length=2048, warm_up=0.04)
+PAPER = HeadTrainingSettings(epochs=3, rate=2e-5, batch=128, length=2048, warm_up=0.04)
 """The paper's Table 4, published, for a model of 13 billion parameters. That the rate falls in a straight line is assumed."""
 SETTINGS = {"own": OWN, "paper": PAPER}
 
 
 def train(
-    loaded: Loaded, corpus: Corpus, settings: Settings, path: Path, *, layers: Iterable[int] | None = None, command: str = "",
-    resume: bool = False, report: Report | None = None,
+    loaded: Loaded, corpus: Corpus, settings: HeadTrainingSettings, path: Path, *, layers: Iterable[int] | None = None,
+    command: str = "", resume: bool = False, report: Report | None = None,
 ) -> dict[str, Any]:
     """Train a head for each layer but the last, or for some, and write them to one file; what the file says of them."""
     import torch
@@ -104,7 +104,7 @@ def train(
     def seen() -> float:
         return float(np.mean([row["loss"] for row in judged(loaded, {"trained": heads}, held_out, settings.length, training.SEEN)]))
 
-    work = training.Work(
+    work = training.TrainingJob(
         _Module(heads), [torch.optim.AdamW(heads.values(), lr=0.0, weight_decay=settings.weight_decay)],
         lambda step: _learn(loaded, heads, recipe.windows(tokens, step), settings.labels), seen,
         lambda step: recipe.rate_at(step, steps), steps, strict_json.dumps(said, sort_keys=True), clip=None,

@@ -148,14 +148,14 @@ def train(
         return loss
 
     settings = strict_json.dumps({**asdict(recipe), "tokens": int(tokens.size)}, sort_keys=True)
-    work = Work(model, optimizers_of(model, recipe), learn, seen, lambda step: recipe.rate_at(step, steps), steps, settings)
+    work = TrainingJob(model, optimizers_of(model, recipe), learn, seen, lambda step: recipe.rate_at(step, steps), steps, settings)
     log = work.done(kept, resume=resume, report=report)
     model.eval()
     return log
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class TrainingJob:
     """What is to be done `steps` times over: gradients, and an update of the weights. It can be broken off and gone on with.
 
     Parameters

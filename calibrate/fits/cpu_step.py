@@ -45,7 +45,7 @@ HELD = (
 """What is held out: in words, the widths that are fitted at, and whether of them only what a step takes beyond its parts is."""
 
 
-class Held(NamedTuple):
+class HeldOutPass(NamedTuple):
     """A pass that the parts were not taken from: its place, and what the parts say of it and what it took [s]."""
 
     width: int
@@ -74,7 +74,8 @@ def rows_of(name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def profile_of(name: str) -> Profile:
     """The profile that follows from such a file: the bundled one of its name.
 
-    To bundle another: put its rows into `calibrate/measurements`, and `model.hardware.profile.save` this into `model/profiles`.
+    To bundle another: put its rows into `calibrate/measurements`, and `model.hardware.profile_files.save` this into
+    `model/profiles`.
     """
     header, rows = rows_of(name)
     return layers_of(header, rows, "eager", name, path_of(name), "calibrate/measurements/")
@@ -89,7 +90,7 @@ def names() -> list[str]:
 def held_out(
     rows: Sequence[dict[str, Any]], layers: int, widths: Sequence[int] | None = None, mode: str = "eager", *,
     overhead_alone: bool = False,
-) -> list[Held]:
+) -> list[HeldOutPass]:
     """Whole passes behind contexts that the parts were not taken from, beside what the parts say.
 
     With `widths` parts are taken at these alone, and the passes are those of other widths. With `overhead_alone` besides it is only
@@ -112,7 +113,7 @@ def held_out(
         embedding = _surface(own, "embedding", ("tokens",))(width * batch)
         step = _surface(own, "step", ("batch",))(batch)
         whole = quietest(rounds)["whole_us"][1] / 1e6
-        found.append(Held(width, context, batch, busy, float((layer + head + embedding + step).seconds), whole))
+        found.append(HeldOutPass(width, context, batch, busy, float((layer + head + embedding + step).seconds), whole))
     return found
 
 

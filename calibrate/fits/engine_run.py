@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.importers import csv_reading
+from calibrate.importers import imported_tables
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.hardware.cost_models import Hardware, step_time
@@ -35,7 +35,7 @@ STEP = 0.02
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class EngineRun:
     """An engine's run, second by second; arrays of shape (seconds,).
 
     Parameters
@@ -81,7 +81,7 @@ class Run:
             return np.where(self.tokens > 0, said * self.tokens / self.running - 1, np.nan)
 
 
-def read(folder: str | Path) -> Run:
+def read(folder: str | Path) -> EngineRun:
     """A run from a folder with `timeseries.csv`, `requests.jsonl` and `meta.json`.
 
     What the last says of the cache, `kv_cache.num_kv_tokens`, may lack; then requests must say `input_toks`, `output_toks` and
@@ -89,7 +89,7 @@ def read(folder: str | Path) -> Run:
     """
     root = Path(folder)
     names = ("t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct")
-    table = csv_reading.read(root / "timeseries.csv", names, root=root)
+    table = imported_tables.read(root / "timeseries.csv", names, root=root)
     second, prompts, written, running, waiting, full = (table.column(name, least=0) for name in names)
     try:
         meta = bounded_files.json_of(bounded_files.read_bytes(root / "meta.json"))
@@ -115,7 +115,7 @@ def read(folder: str | Path) -> Run:
         context = lengths(ends, of["input_toks"], of["output_toks"], of["first_token_ts"], last)
     else:
         context = full / 100 * room / np.maximum(running, 1)
-    return Run(prompts, written, running, waiting, context, returned)
+    return EngineRun(prompts, written, running, waiting, context, returned)
 
 
 def lengths(ends: Floats, prompts: Floats, outputs: Floats, first: Floats, last: Floats) -> Floats:

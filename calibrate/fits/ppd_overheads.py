@@ -39,7 +39,7 @@ from typing import Any
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.published import ppd_table_3_fit
-from model.published.ppd_table_3_fit import EXIT_LAYER, PER_PROCESS, Overhead, Run
+from model.published.ppd_table_3_fit import EXIT_LAYER, PER_PROCESS, Overhead, PublishedRun
 
 OVERHEADS = {
     each.name: each
@@ -62,14 +62,14 @@ class Fit:
 
     overhead: Overhead
     values: tuple[float, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[PublishedRun, ...]
     exit_layer: int = EXIT_LAYER
 
-    def cost(self, run: Run) -> UnitCost:
+    def cost(self, run: PublishedRun) -> UnitCost:
         """The cost model of a run, in its layer-times."""
         return self.overhead.cost(self.values, run.seconds_per_layer)
 
-    def errors(self, runs: Sequence[Run]) -> tuple[float, ...]:
+    def errors(self, runs: Sequence[PublishedRun]) -> tuple[float, ...]:
         """Predicted over measured times, less 1."""
         return tuple(run.error(self.cost(run), self.exit_layer) for run in runs)
 
@@ -79,7 +79,7 @@ class Fit:
         return _rms(self.errors(self.runs))
 
 
-def fit(overhead: Overhead, runs: Sequence[Run], exit_layer: int = EXIT_LAYER) -> Fit:
+def fit(overhead: Overhead, runs: Sequence[PublishedRun], exit_layer: int = EXIT_LAYER) -> Fit:
     """Least squares on the measured times, with unknowns of at least 0.
 
     >>> found = fit(OVERHEADS["fixed and linear"], ppd_table_3_fit.runs())

@@ -69,7 +69,7 @@ UNITS = dict.fromkeys(BOUNDS, 1.0) | {"launch": 1e-6, "attention_launch": 1e-6}
 
 
 @dataclass(frozen=True, eq=False)
-class Layers:
+class MeasuredLayers:
     """Measured layers of a model, but for their attention, on a GPU: tokens of the pass and seconds, both of shape (passes,)."""
 
     gpu: str
@@ -103,7 +103,7 @@ class Layers:
         return self.predicted(efficiency) / self.seconds - 1
 
 
-class Attention(NamedTuple):
+class MeasuredAttention(NamedTuple):
     """A table of the attention of one new token for each text: rows that have the same heads go together."""
 
     gpu: str
@@ -141,13 +141,13 @@ def on(gpu: str, shape: Shape) -> Roofline:
 # --- what is fitted to ---
 
 
-def layers_of(made: Profile) -> Layers:
+def layers_of(made: Profile) -> MeasuredLayers:
     """The layers of a profile of a whole model."""
     rows = made.rows("dense")
-    return Layers(made.device, made.model, rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy())
+    return MeasuredLayers(made.device, made.model, rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy())
 
 
-def layers(data: str | Path) -> tuple[Layers, ...]:
+def layers(data: str | Path) -> tuple[MeasuredLayers, ...]:
     """Measured layers of all GPUs, from a folder that holds `gpu`."""
     root = bundled_profiles.folder_of(data)
     tables = root / "gpu/vidur/compute"
@@ -156,7 +156,7 @@ def layers(data: str | Path) -> tuple[Layers, ...]:
     return tuple(layers_of(each) for each in found)
 
 
-def attention_of(operations: Profile) -> Attention:
+def attention_of(operations: Profile) -> MeasuredAttention:
     """The attention of a profile of operations: that of models, `bundle.trimmed`."""
     rows = bundled_profiles.trimmed(operations).rows("decode")
     groups = []
@@ -166,10 +166,10 @@ def attention_of(operations: Profile) -> Attention:
         line = on(operations.device, shape)
         least = replace(line, efficiency=PEAKS).attention(1, context, batch)
         groups.append((line, context, batch, np.asarray(np.maximum(seconds, least))))
-    return Attention(operations.device, operations.facts["decode_engine"], tuple(groups))
+    return MeasuredAttention(operations.device, operations.facts["decode_engine"], tuple(groups))
 
 
-def attention(data: str | Path) -> tuple[Attention, ...]:
+def attention(data: str | Path) -> tuple[MeasuredAttention, ...]:
     """AIConfigurator's attention, from a folder that holds `gpu`."""
     root = bundled_profiles.folder_of(data) / "gpu/aiconfigurator"
     return tuple(attention_of(aiconfigurator.read(root / folder, gpu=gpu, engine=engine)) for gpu, folder, engine in TABLES)
@@ -178,7 +178,7 @@ def attention(data: str | Path) -> tuple[Attention, ...]:
 # --- fits ---
 
 
-def fit_layers(measured: Sequence[Layers], start: Efficiency | None = None) -> Efficiency:
+def fit_layers(measured: Sequence[MeasuredLayers], start: Efficiency | None = None) -> Efficiency:
     """The efficiencies of products and small kernels that fit measured layers best."""
     if not measured:
         raise ParameterError("layers must be of at least one model on one GPU, got none")
@@ -192,7 +192,7 @@ def fit_layers(measured: Sequence[Layers], start: Efficiency | None = None) -> E
     return _search(OF_LAYERS, missed, start or Efficiency())
 
 
-def fit_attention(measured: Sequence[Attention], start: Efficiency | None = None) -> Efficiency:
+def fit_attention(measured: Sequence[MeasuredAttention], start: Efficiency | None = None) -> Efficiency:
     """The efficiencies of attention that fit tables of it best; that of arithmetic stays what `start` says."""
     if not measured:
         raise ParameterError("attention must be of at least one table, got none")
@@ -223,7 +223,7 @@ def _search(names: Sequence[str], missed: Callable[[Efficiency], Floats], start:
     return of(found.x)
 
 
-class LeftOut(NamedTuple):
+class UnseenModelErrors(NamedTuple):
     """A model on a GPU that the fit has not seen: relative errors of its layers [-], and the tokens of each, shape (passes,)."""
 
     gpu: str
@@ -232,17 +232,19 @@ class LeftOut(NamedTuple):
     error: Floats
 
 
-def unseen_models(measured: Sequence[Layers]) -> list[LeftOut]:
+def unseen_models(measured: Sequence[MeasuredLayers]) -> list[UnseenModelErrors]:
     """Each model on each GPU, by a fit to the others on the same GPU."""
     return _left_out(measured, lambda one, other: one.gpu == other.gpu and one.model != other.model)
 
 
-def unseen_gpus(measured: Sequence[Layers]) -> list[LeftOut]:
+def unseen_gpus(measured: Sequence[MeasuredLayers]) -> list[UnseenModelErrors]:
     """Each model on each GPU, by a fit to all models on the other GPUs."""
     return _left_out(measured, lambda one, other: one.gpu != other.gpu)
 
 
-def _left_out(measured: Sequence[Layers], seen: Callable[[Layers, Layers], bool]) -> list[LeftOut]:
+def _left_out(
+    measured: Sequence[MeasuredLayers], seen: Callable[[MeasuredLayers, MeasuredLayers], bool]
+) -> list[UnseenModelErrors]:
     fits: dict[tuple[int, ...], Efficiency] = {}
     found = []
     for one in measured:
@@ -251,11 +253,11 @@ def _left_out(measured: Sequence[Layers], seen: Callable[[Layers, Layers], bool]
             continue
         if kept not in fits:
             fits[kept] = fit_layers([measured[index] for index in kept])
-        found.append(LeftOut(one.gpu, one.model, one.tokens, one.errors(fits[kept])))
+        found.append(UnseenModelErrors(one.gpu, one.model, one.tokens, one.errors(fits[kept])))
     return found
 
 
-def pooled(left_out: Iterable[LeftOut], most: float = np.inf, least: float = 0) -> dict[str, float]:
+def pooled(left_out: Iterable[UnseenModelErrors], most: float = np.inf, least: float = 0) -> dict[str, float]:
     """The median size of the errors on each GPU, its models together, from so many tokens to so many [-]."""
     by_gpu: dict[str, list[Floats]] = {}
     for each in left_out:
@@ -263,7 +265,7 @@ def pooled(left_out: Iterable[LeftOut], most: float = np.inf, least: float = 0) 
     return {gpu: float(np.median(np.concatenate(errors))) for gpu, errors in by_gpu.items()}
 
 
-def fit(measured: Sequence[Layers], tables: Sequence[Attention]) -> Efficiency:
+def fit(measured: Sequence[MeasuredLayers], tables: Sequence[MeasuredAttention]) -> Efficiency:
     """All efficiencies; their errors are the largest that a GPU left out of the fit showed, its models together, up to `FEW`
     tokens and beyond `MANY`."""
     of_layers = fit_layers(measured)
@@ -366,7 +368,7 @@ def adapted(cells: Sequence[Cell], prior: Efficiency | None = None) -> Efficienc
     return replace(found, **{each: min(ADAPTED[each], getattr(usual, each)) for each in {cell.limit(found) for cell in cells}})
 
 
-def one_measured(measured: Sequence[Layers], tokens: Sequence[float]) -> list[LeftOut]:
+def one_measured(measured: Sequence[MeasuredLayers], tokens: Sequence[float]) -> list[UnseenModelErrors]:
     """Each model on each GPU, by a fit to the other GPUs and one other model's layers on its own, over so many tokens each.
 
     Where a GPU has one model only, the layers are its own, and left out of the errors.
@@ -384,5 +386,5 @@ def one_measured(measured: Sequence[Layers], tokens: Sequence[float]) -> list[Le
                     if len(own) > 1:
                         continue
                     kept[places] = False
-                found.append(LeftOut(gpu, one.model, one.tokens[kept], one.errors(got)[kept]))
+                found.append(UnseenModelErrors(gpu, one.model, one.tokens[kept], one.errors(got)[kept]))
     return found

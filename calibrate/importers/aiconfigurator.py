@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.importers import csv_reading
-from calibrate.importers.csv_reading import Table
+from calibrate.importers import imported_tables
+from calibrate.importers.imported_tables import ImportedTable
 from model.base.checks import ParameterError
 from model.hardware import composed_layers, devices, physical_limits
 from model.hardware.profile import Profile, Source
@@ -69,22 +69,22 @@ def read(
     chosen = _engine(root, "gemm", engine)
     products = root / "gemm" / chosen / "gemm_perf.parquet"
     gemm, rows, notes = _products(products, root, device, unit)
-    sources = [csv_reading.source(gemm, root, REPOSITORY, LICENCE, commit, ("gemm",))]
+    sources = [imported_tables.source(gemm, root, REPOSITORY, LICENCE, commit, ("gemm",))]
     facts: dict[str, Any] = {"device": str(gemm.frame["device"][0])} if "device" in gemm.frame.columns else {}
     if attention != NO_ATTENTION:
         other = _engine(root, "attention", attention or chosen)
         path = root / "attention" / other / "generation_attention_perf.parquet"
         decode, found, said = _decode(path, root, device, unit)
         rows, notes = rows + found, notes + said
-        sources.append(csv_reading.source(decode, root, REPOSITORY, LICENCE, commit, ("decode",)))
+        sources.append(imported_tables.source(decode, root, REPOSITORY, LICENCE, commit, ("decode",)))
         facts["decode_includes"] = ["cache write", *([composed_layers.ROPE] if other.split("/")[0] in ROTATES else [])]
         facts["decode_engine"] = other
     reduced = root / "comm" / chosen / "custom_allreduce_perf.parquet"
     if reduced.is_file():
         own, found, said = _reductions(reduced, root, unit)
         rows, notes = rows + found, notes + said
-        sources.append(csv_reading.source(own, root, REPOSITORY, LICENCE, commit, ("all_reduce",)))
-    made = csv_reading.profile_of(
+        sources.append(imported_tables.source(own, root, REPOSITORY, LICENCE, commit, ("all_reduce",)))
+    made = imported_tables.profile_of(
         device, rows, sources, notes, name=name or f"{device.name}-operations", model="", facts=facts,
         engine=f"{chosen} (collected by AIConfigurator)", mode="cuda-graph", kind="operations",
     )  # fmt: skip
@@ -113,7 +113,7 @@ def reductions(
         name = "nccl_perf" if library.startswith("nccl/") else "custom_allreduce_perf"
         table, rows, _ = _reductions(root / "comm" / library / f"{name}.parquet", root, unit)
         found.append({(row["ways"], row["size"]): row["time_s"] for row in rows})
-        sources.append(csv_reading.source(table, root, REPOSITORY, LICENCE, "", ("all_reduce",)))
+        sources.append(imported_tables.source(table, root, REPOSITORY, LICENCE, "", ("all_reduce",)))
     made = []
     for ways, size in sorted(set.intersection(*(set(each) for each in found))):
         each = np.array([times[ways, size] for times in found])
@@ -149,7 +149,7 @@ def _is(column: pl.Series, value: str | int) -> pl.Series:
         return pl.Series([False] * column.len())
 
 
-def _timed(table: Table, where: dict[str, Any], positive: str = "") -> tuple[Table, list[str]]:
+def _timed(table: ImportedTable, where: dict[str, Any], positive: str = "") -> tuple[ImportedTable, list[str]]:
     """The rows of the wanted kind that have a time, and a note on those that have none."""
     import polars as pl
 
@@ -172,17 +172,19 @@ def _timed(table: Table, where: dict[str, Any], positive: str = "") -> tuple[Tab
     return left, notes
 
 
-def _products(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[Table, list[dict[str, Any]], list[str]]:
+def _products(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[ImportedTable, list[dict[str, Any]], list[str]]:
     """Rows of the part gemm."""
-    whole = csv_reading.read(path, ["gemm_dtype", "m", "n", "k", "latency"], root=root)
-    table, notes = _timed(whole, {"gemm_dtype": csv_reading.DTYPE}, "m")
+    whole = imported_tables.read(path, ["gemm_dtype", "m", "n", "k", "latency"], root=root)
+    table, notes = _timed(whole, {"gemm_dtype": imported_tables.DTYPE}, "m")
     m, n, k = (table.whole(name, least=1) for name in ("m", "n", "k"))
     seconds = table.seconds("latency", unit)
-    csv_reading.check_reached(table, "latency", seconds, device, moved=n * k * csv_reading.BYTES_EACH, operations=2 * m * n * k)
-    found = csv_reading.rows("gemm", {"m": m, "n": n, "k": k}, {"time_s": seconds})
-    warm = (seconds * device.bandwidth < n * k * csv_reading.BYTES_EACH) & (m == 1)
+    imported_tables.check_reached(
+        table, "latency", seconds, device, moved=n * k * imported_tables.BYTES_EACH, operations=2 * m * n * k
+    )
+    found = imported_tables.rows("gemm", {"m": m, "n": n, "k": k}, {"time_s": seconds})
+    warm = (seconds * device.bandwidth < n * k * imported_tables.BYTES_EACH) & (m == 1)
     if warm.any():
-        most = (n * k * csv_reading.BYTES_EACH)[warm].max() / 1e6
+        most = (n * k * imported_tables.BYTES_EACH)[warm].max() / 1e6
         notes.append(
             f"gemm: {warm.sum()} products of one row found their weights (up to {most:.0f} MB) or a part of them in the cache of "
             f"{device.cache_bytes / 1e6:.0f} MB: faster than a layer whose weights come from memory"
@@ -190,30 +192,30 @@ def _products(path: Path, root: Path, device: devices.Device, unit: str) -> tupl
     return table, found, notes
 
 
-def _decode(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[Table, list[dict[str, Any]], list[str]]:
+def _decode(path: Path, root: Path, device: devices.Device, unit: str) -> tuple[ImportedTable, list[dict[str, Any]], list[str]]:
     """Rows of the part decode."""
     columns = ["batch_size", "num_heads", "num_key_value_heads", "head_dim", "step", "attn_dtype", "kv_cache_dtype", "latency"]
-    whole = csv_reading.read(path, columns, root=root)
-    wanted = {"attn_dtype": csv_reading.DTYPE, "kv_cache_dtype": csv_reading.DTYPE, "window_size": 0, "beam_width": 1}
+    whole = imported_tables.read(path, columns, root=root)
+    wanted = {"attn_dtype": imported_tables.DTYPE, "kv_cache_dtype": imported_tables.DTYPE, "window_size": 0, "beam_width": 1}
     table, notes = _timed(whole, wanted)
     names = {"heads": "num_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "batch": "batch_size"}
     axes = {axis: table.whole(name, least=1) for axis, name in names.items()} | {"context": table.whole("step", least=0)}
     seconds = table.seconds("latency", unit)
-    moved = 2 * axes["batch"] * (axes["context"] + 1) * axes["kv_heads"] * axes["head_dim"] * csv_reading.BYTES_EACH
-    most = physical_limits.tiled(axes, csv_reading.BYTES_EACH)
-    csv_reading.check_reached(
+    moved = 2 * axes["batch"] * (axes["context"] + 1) * axes["kv_heads"] * axes["head_dim"] * imported_tables.BYTES_EACH
+    most = physical_limits.tiled(axes, imported_tables.BYTES_EACH)
+    imported_tables.check_reached(
         table, "latency", seconds, device, moved=moved, launches=physical_limits.LAUNCHES["decode"], most=most
     )
-    return table, csv_reading.rows("decode", axes, {"time_s": seconds}), notes
+    return table, imported_tables.rows("decode", axes, {"time_s": seconds}), notes
 
 
-def _reductions(path: Path, root: Path, unit: str) -> tuple[Table, list[dict[str, Any]], list[str]]:
+def _reductions(path: Path, root: Path, unit: str) -> tuple[ImportedTable, list[dict[str, Any]], list[str]]:
     """Rows of the part all_reduce."""
     nccl = path.stem == "nccl_perf"
     dtype = "nccl_dtype" if nccl else "allreduce_dtype"
-    whole = csv_reading.read(path, [dtype, "num_gpus", "message_size", "latency", *(["op_name"] if nccl else [])], root=root)
-    kind = {"nccl_dtype": "half", "op_name": "all_reduce"} if nccl else {dtype: csv_reading.DTYPE, "backend": "vllm_graph"}
+    whole = imported_tables.read(path, [dtype, "num_gpus", "message_size", "latency", *(["op_name"] if nccl else [])], root=root)
+    kind = {"nccl_dtype": "half", "op_name": "all_reduce"} if nccl else {dtype: imported_tables.DTYPE, "backend": "vllm_graph"}
     table, notes = _timed(whole, kind)
-    gpus, size = table.whole("num_gpus", least=2), table.whole("message_size", least=1) * csv_reading.BYTES_EACH
+    gpus, size = table.whole("num_gpus", least=2), table.whole("message_size", least=1) * imported_tables.BYTES_EACH
     seconds = table.seconds("latency", unit)
-    return table, csv_reading.rows("all_reduce", {"ways": gpus, "size": size}, {"time_s": seconds}), notes
+    return table, imported_tables.rows("all_reduce", {"ways": gpus, "size": size}, {"time_s": seconds}), notes

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.importers import aiconfigurator, csv_reading, llmservingsim, vidur
+from calibrate.importers import aiconfigurator, imported_tables, llmservingsim, vidur
 from model.architectures import transformer
 from model.architectures.transformer import BYTES, Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
-from model.hardware import composed_layers, isotonic, profile
-from model.hardware.composed_layers import LeftOut
+from model.hardware import composed_layers, isotonic, profile, profile_files
+from model.hardware.composed_layers import LeaveOneOutErrors
 from model.hardware.profile import AXES, TIMES, Profile, Source
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def profiles(data: str | Path) -> Iterator[Profile]:
 def write(data: str | Path, folder: str | Path) -> list[Path]:
     """Derive all profiles, then write them."""
     made = [*profiles(data)]
-    return [profile.save(each, folder) for each in made]
+    return [profile_files.save(each, folder) for each in made]
 
 
 # --- what they rest on ---
@@ -130,7 +130,7 @@ def with_reductions(made: Profile, rows: list[dict[str, Any]], sources: tuple[So
     table = made.table.filter(made.table["part"] != "all_reduce")
     return replace(
         made, table=profile.added(table, rows), notes=(*made.notes, note),
-        errors={**made.errors, **csv_reading.errors(rows)},
+        errors={**made.errors, **imported_tables.errors(rows)},
         sources=(*(each for each in made.sources if each.parts != ("all_reduce",)), *sources),
     )  # fmt: skip
 
@@ -162,13 +162,13 @@ def layer_errors(table: Profile, measured: Iterable[Profile], ways: Sequence[int
     return found
 
 
-def differences(table: Profile, measured: Profile, ways: tuple[int, ...] = (1,), most: int = 64) -> LeftOut:
+def differences(table: Profile, measured: Profile, ways: tuple[int, ...] = (1,), most: int = 64) -> LeaveOneOutErrors:
     """Relative error of composed layers, their rotation included, against measured ones."""
     facts = {name: value for name, value in table.facts.items() if name != "decode_includes"}  # Vidur's layers rotate themselves
     bare = replace(table, facts=facts, table=table.table.filter(table.table["part"] == "gemm"))
     made = composed_layers.layer(bare, transformer.preset(measured.model), ways, model=measured.model)
     each = [composed_layers.differences(made, measured, ways=many, most=most) for many in ways]
-    return LeftOut(np.concatenate([one.at for one in each]), np.concatenate([one.error for one in each]))
+    return LeaveOneOutErrors(np.concatenate([one.at for one in each]), np.concatenate([one.error for one in each]))
 
 
 def folder_of(data: str | Path) -> Path:
@@ -268,7 +268,7 @@ def _composed(measured: Profile, table: Profile, errors: Mapping[str, float]) ->
         part = shape.shard(ways)
         head = composed_layers.head_rows(table, products, part, tokens, ways)
         off = np.maximum(composed_layers.layer_error(table, tokens, ways, None), errors["head"])
-        attention = composed_layers.Attention(table, part.heads, part.kv_heads, part.head_dim)
+        attention = composed_layers.AttentionTimes(table, part.heads, part.kv_heads, part.head_dim)
         fresh = [] if ("attention", ways) in have else composed_layers.attention_rows(attention, ways)
         if fresh and not attention.measured:
             stood_in.append(ways)
@@ -300,7 +300,7 @@ def attention_taken_over(table: Profile, other: Profile) -> float:
     launch = composed_layers.Products(table).launch
     for model in ("llama-2-7b", "llama-2-70b"):
         part = transformer.preset(model)
-        ours, theirs = (composed_layers.Attention(each, part.heads, part.kv_heads, part.head_dim) for each in (table, other))
+        ours, theirs = (composed_layers.AttentionTimes(each, part.heads, part.kv_heads, part.head_dim) for each in (table, other))
         for row in composed_layers.attention_rows(ours):
             if theirs.near(row["context"], row["batch"]):
                 guess = _taken_over(row, _attention_bytes(row, part), table, other, launch)["time_s"]
@@ -326,7 +326,7 @@ def _with_links(made: Profile, root: Path, gpu: str, networks: Mapping[str, Any]
         return replace(made, notes=(*made.notes, "send: not measured"))
     rows, tables_, _ = networks[gpu]
     sends = [row for row in rows if row["part"] == "send"]
-    source = csv_reading.source(tables_["send"], root, vidur.REPOSITORY, vidur.LICENCE, "", ("send",))
+    source = imported_tables.source(tables_["send"], root, vidur.REPOSITORY, vidur.LICENCE, "", ("send",))
     table = profile.added(made.table, sends)
     return replace(made, table=table, sources=(*made.sources, source), notes=(*made.notes, "send: between two devices of one node"))
 

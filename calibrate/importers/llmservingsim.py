@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.importers import csv_reading
+from calibrate.importers import imported_tables
 from model.architectures import transformer
 from model.architectures.transformer import Shape
 from model.base import bounded_files
@@ -33,7 +33,7 @@ REPOSITORY, LICENCE = "casys-kaist/LLMServingSim", "MIT"
 LAYER = {"layernorm": 2, "qkv_proj": 1, "rotary_emb": 1, "o_proj": 1, "gate_up_proj": 1, "act_fn": 1, "down_proj": 1}
 """How often each operation runs in a layer."""
 PRODUCTS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-"""Those that multiply weights, in the order of `csv_reading.products`."""
+"""Those that multiply weights, in the order of `imported_tables.products`."""
 PASS = ("embedding", "final_layernorm")
 HEAD = ("lm_head", "sampler")
 
@@ -54,7 +54,7 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
         Of the repository that the files are from.
     """
     root = Path(folder)
-    shape, device = transformer.named(model, csv_reading.DTYPE, key="model"), devices.device(gpu)
+    shape, device = transformer.named(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
     model = transformer.label(model)
     split = re.fullmatch(r"tp(\d+)", root.resolve().name)
     ways = int(split[1]) if split else 1
@@ -70,12 +70,12 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
         "sequence": (sequence, ("head", "step")),
         "attention": (attention, ("attention",)),
     }
-    sources = tuple(csv_reading.source(table, root, REPOSITORY, LICENCE, commit, parts) for table, parts in given.values())
+    sources = tuple(imported_tables.source(table, root, REPOSITORY, LICENCE, commit, parts) for table, parts in given.values())
     facts = _facts(root.parent / "meta.yaml", device)
-    return csv_reading.profile_of(
+    return imported_tables.profile_of(
         device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=asdict(shape),
         engine=f"vLLM {facts.get('vllm_version', '')}".strip() + " (profiled by LLMServingSim)", mode="kernel-only", kind="model",
-        date=facts.get("profiled_at", "")[:10], errors=csv_reading.errors(rows), facts=facts,
+        date=facts.get("profiled_at", "")[:10], errors=imported_tables.errors(rows), facts=facts,
     )  # fmt: skip
 
 
@@ -102,16 +102,16 @@ def _facts(path: Path, device: devices.Device) -> dict[str, str]:
     return found
 
 
-def _by_name(table: csv_reading.Table, names: tuple[str, ...], axis: str) -> dict[str, tuple[Floats, Floats]]:
+def _by_name(table: imported_tables.ImportedTable, names: tuple[str, ...], axis: str) -> dict[str, tuple[Floats, Floats]]:
     """Coordinates and times of each of the named operations, which must have the same coordinates."""
-    column, unit = csv_reading.time_column(table, "time")
+    column, unit = imported_tables.time_column(table, "time")
     words = table.words("layer", names)
     found: dict[str, tuple[Floats, Floats]] = {}
     for name in names:
         chosen = table.where(words == name)
         if not chosen.height:
             raise ParameterError(f"{table.shown}: column layer: no row of {name}; a layer needs it")
-        points, times, _ = csv_reading.merged({axis: chosen.whole(axis, least=1)}, {"time_s": chosen.seconds(column, unit)})
+        points, times, _ = imported_tables.merged({axis: chosen.whole(axis, least=1)}, {"time_s": chosen.seconds(column, unit)})
         found[name] = points[axis], times["time_s"]
         first = found[names[0]][0]
         if not np.array_equal(points[axis], first):
@@ -122,50 +122,50 @@ def _by_name(table: csv_reading.Table, names: tuple[str, ...], axis: str) -> dic
 
 def _dense(
     root: Path, shape: Shape, device: devices.Device, ways: int
-) -> tuple[csv_reading.Table, list[dict[str, Any]], tuple[Floats, Floats], list[str]]:
+) -> tuple[imported_tables.ImportedTable, list[dict[str, Any]], tuple[Floats, Floats], list[str]]:
     """Rows of the parts dense and embedding, and the final norm by tokens."""
-    table = csv_reading.read(root / "dense.csv", ["layer", "tokens"], root=root)
+    table = imported_tables.read(root / "dense.csv", ["layer", "tokens"], root=root)
     each = _by_name(table, (*LAYER, *PASS), "tokens")
-    column, unit = csv_reading.time_column(table, "time")
-    for operation, (inputs, outputs) in zip(PRODUCTS, csv_reading.products(shape), strict=True):
+    column, unit = imported_tables.time_column(table, "time")
+    for operation, (inputs, outputs) in zip(PRODUCTS, imported_tables.products(shape), strict=True):
         chosen, size = table.where(table.frame["layer"] == operation), inputs * outputs / ways
         moved, work = np.full(chosen.height, size), 2 * size * chosen.column("tokens")
-        csv_reading.check_reached(
-            chosen, column, chosen.seconds(column, unit), device, moved=moved * csv_reading.BYTES_EACH, operations=work
+        imported_tables.check_reached(
+            chosen, column, chosen.seconds(column, unit), device, moved=moved * imported_tables.BYTES_EACH, operations=work
         )
     tokens = each["layernorm"][0]
     total: Floats = np.sum([times * each[name][1] for name, times in LAYER.items()], axis=0)
-    rows = csv_reading.rows("dense", {"tokens": tokens, "ways": ways}, {"time_s": total})
-    rows += csv_reading.rows("embedding", {"tokens": tokens, "ways": ways}, {"time_s": each["embedding"][1]})
-    notes = ["dense: sum of a layer's operations, its norm twice", *csv_reading.dips(rows, "dense", "tokens")]
+    rows = imported_tables.rows("dense", {"tokens": tokens, "ways": ways}, {"time_s": total})
+    rows += imported_tables.rows("embedding", {"tokens": tokens, "ways": ways}, {"time_s": each["embedding"][1]})
+    notes = ["dense: sum of a layer's operations, its norm twice", *imported_tables.dips(rows, "dense", "tokens")]
     return table, rows, each["final_layernorm"], notes
 
 
 def _per_sequence(
     root: Path, shape: Shape, device: devices.Device, ways: int, final: tuple[Floats, Floats]
-) -> tuple[csv_reading.Table, list[dict[str, Any]], list[str]]:
+) -> tuple[imported_tables.ImportedTable, list[dict[str, Any]], list[str]]:
     """Rows of the parts head and step."""
-    table = csv_reading.read(root / "per_sequence.csv", ["layer", "sequences"], root=root)
+    table = imported_tables.read(root / "per_sequence.csv", ["layer", "sequences"], root=root)
     each = _by_name(table, HEAD, "sequences")
-    column, unit = csv_reading.time_column(table, "time")
+    column, unit = imported_tables.time_column(table, "time")
     heads = table.where(table.frame["layer"] == "lm_head")
     size = shape.hidden * shape.vocabulary / ways
-    moved, work = np.full(heads.height, size * csv_reading.BYTES_EACH), 2 * size * heads.column("sequences")
-    csv_reading.check_reached(heads, column, heads.seconds(column, unit), device, moved=moved, operations=work)
+    moved, work = np.full(heads.height, size * imported_tables.BYTES_EACH), 2 * size * heads.column("sequences")
+    imported_tables.check_reached(heads, column, heads.seconds(column, unit), device, moved=moved, operations=work)
     positions, times = each["lm_head"]
     normed = times + np.interp(positions, *final)
-    rows = csv_reading.rows("head", {"positions": positions, "ways": ways}, {"time_s": normed})
-    rows += csv_reading.rows("step", {"batch": each["sampler"][0], "ways": ways}, {"time_s": each["sampler"][1]})
+    rows = imported_tables.rows("head", {"positions": positions, "ways": ways}, {"time_s": normed})
+    rows += imported_tables.rows("step", {"batch": each["sampler"][0], "ways": ways}, {"time_s": each["sampler"][1]})
     return table, rows, ["head: lm_head and the final norm", "step: the sampler alone; launching and preparing were not measured"]
 
 
 def _attention(
     root: Path, shape: Shape, device: devices.Device, ways: int
-) -> tuple[csv_reading.Table, list[dict[str, Any]], list[str]]:
+) -> tuple[imported_tables.ImportedTable, list[dict[str, Any]], list[str]]:
     """Rows of the part attention: passes of one token for each text, and of several tokens of one text."""
     names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-    table = csv_reading.read(root / "attention.csv", names, root=root)
-    column, unit = csv_reading.time_column(table, "time")
+    table = imported_tables.read(root / "attention.csv", names, root=root)
+    column, unit = imported_tables.time_column(table, "time")
     chunk, before, texts, cached = (table.whole(name, least=0) for name in names)
     seconds = table.seconds(column, unit)
     empty = (chunk == 0) & (texts == 0)
@@ -176,8 +176,8 @@ def _attention(
     alone = table.where(~mixed)
     width, context, batch, times = (each[~mixed] for each in (width, context, batch, seconds))
     each = max(1, shape.kv_heads // ways) * shape.head_dim
-    moved = 2 * batch * (context + width) * each * csv_reading.BYTES_EACH
+    moved = 2 * batch * (context + width) * each * imported_tables.BYTES_EACH
     work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
-    csv_reading.check_reached(alone, column, times, device, moved=moved, operations=work, launches=LAUNCHES["attention"])
-    rows = csv_reading.rows("attention", {"ways": ways, "width": width, "context": context, "batch": batch}, {"time_s": times})
+    imported_tables.check_reached(alone, column, times, device, moved=moved, operations=work, launches=LAUNCHES["attention"])
+    rows = imported_tables.rows("attention", {"ways": ways, "width": width, "context": context, "batch": batch}, {"time_s": times})
     return table, rows, [f"attention: {mixed.sum()} passes that mix a prompt and new tokens left out"]

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.importers import csv_reading
-from calibrate.importers.csv_reading import Table
+from calibrate.importers import imported_tables
+from calibrate.importers.imported_tables import ImportedTable
 from model.architectures import transformer
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
@@ -37,7 +37,7 @@ LAYER = (
 )  # fmt: skip
 """The operations of a layer, each counted once."""
 PRODUCTS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
-"""Those that multiply weights, in the order of `csv_reading.products`."""
+"""Those that multiply weights, in the order of `imported_tables.products`."""
 SECOND_NORM = "post_attention_layernorm"
 """Models whose attention and feed-forward layers run side by side have no second norm."""
 STEP = ("schedule", "prepare_inputs_e2e", "sampler_launch", "process_model_outputs")
@@ -80,10 +80,12 @@ def read(
         Of the repository that the files are from.
     """
     root = Path(folder)
-    shape, device = transformer.named(model, csv_reading.DTYPE, key="model"), devices.device(gpu)
+    shape, device = transformer.named(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
     model = transformer.label(model)
     layer = [each for each in LAYER if each != SECOND_NORM or shape.norms > 1]
-    mlp = csv_reading.read(root / "mlp.csv", [*_columns([*layer, "emb"]), "num_tokens", "num_tensor_parallel_workers"], root=root)
+    mlp = imported_tables.read(
+        root / "mlp.csv", [*_columns([*layer, "emb"]), "num_tokens", "num_tensor_parallel_workers"], root=root
+    )
     rows, notes = _layer(mlp, layer, shape, device, unit)
     sources = [_source(mlp, root, commit, ("dense", "embedding"))]
     for given, usual, more in ((attention, "attention.csv", _attention), (overheads, "cpu_overheads.csv", _step)):
@@ -97,21 +99,21 @@ def read(
         found, read_, said = links(network, unit=unit)
         rows, notes = rows + found, notes + said
         sources += [_source(table, Path(network), commit, (part,)) for part, table in read_.items()]
-    return csv_reading.profile_of(
+    return imported_tables.profile_of(
         device, rows, sources, notes, name=name or f"{device.name}-{model}", model=model, shape=asdict(shape),
-        engine="Sarathi (profiled by Vidur)", mode="kernel-only", kind="model", errors=csv_reading.errors(rows),
+        engine="Sarathi (profiled by Vidur)", mode="kernel-only", kind="model", errors=imported_tables.errors(rows),
     )  # fmt: skip
 
 
-def _source(table: Table, root: Path, commit: str, parts: Any) -> Source:
-    return csv_reading.source(table, root, REPOSITORY, LICENCE, commit, parts)
+def _source(table: ImportedTable, root: Path, commit: str, parts: Any) -> Source:
+    return imported_tables.source(table, root, REPOSITORY, LICENCE, commit, parts)
 
 
 def _columns(operations: list[str]) -> list[str]:
     return [f"time_stats.{each}.{what}" for each in operations for what in ("median", "std")]
 
 
-def _times(table: Table, operations: list[str], unit: str) -> dict[str, Floats]:
+def _times(table: ImportedTable, operations: list[str], unit: str) -> dict[str, Floats]:
     """Sums over operations of their medians, and of the quartiles that go with their deviations, shape (rows,) [s].
 
     The least and the greatest of a few repeats would say more of the worst than of the usual error.
@@ -124,31 +126,31 @@ def _times(table: Table, operations: list[str], unit: str) -> dict[str, Floats]:
 
 
 def _layer(
-    table: Table, layer: list[str], shape: Shape, device: devices.Device, unit: str
+    table: ImportedTable, layer: list[str], shape: Shape, device: devices.Device, unit: str
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of the parts dense and embedding."""
     _check_model(table, shape, {"n_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden", "n_expanded_embd": "ffn"})
     tokens, ways = table.whole("num_tokens", least=1), table.whole("num_tensor_parallel_workers", least=1)
-    for operation, (inputs, outputs) in zip(PRODUCTS, csv_reading.products(shape), strict=True):
+    for operation, (inputs, outputs) in zip(PRODUCTS, imported_tables.products(shape), strict=True):
         column = f"time_stats.{operation}.median"
         each = inputs * outputs / ways
-        moved, work = each * csv_reading.BYTES_EACH, 2 * each * tokens
-        csv_reading.check_reached(
+        moved, work = each * imported_tables.BYTES_EACH, 2 * each * tokens
+        imported_tables.check_reached(
             table, column, table.seconds(column, unit), device, moved=moved, operations=work, rounding=ROUNDING
         )
     dense, embedding = _times(table, layer, unit), _times(table, ["emb"], unit)
-    csv_reading.check_total(table, "time_stats.*.median", dense["time_s"])
+    imported_tables.check_total(table, "time_stats.*.median", dense["time_s"])
     points = {"ways": ways, "tokens": tokens}
-    rows = csv_reading.rows("dense", points, dense) + csv_reading.rows("embedding", points, embedding)
+    rows = imported_tables.rows("dense", points, dense) + imported_tables.rows("embedding", points, embedding)
     notes = [
         "dense: sum of the medians of a layer's operations, as Vidur sums them: of its two sums one, the other runs untimed; low "
         "and high are quartiles that go with sums of deviations",
         "times were rounded to 1 us",
     ]
-    return rows, notes + csv_reading.dips(rows, "dense", "tokens")
+    return rows, notes + imported_tables.dips(rows, "dense", "tokens")
 
 
-def _check_model(table: Table, shape: Shape, columns: dict[str, str]) -> None:
+def _check_model(table: ImportedTable, shape: Shape, columns: dict[str, str]) -> None:
     """Refuse a table of another model."""
     for column, field in columns.items():
         if column not in table.frame.columns:
@@ -163,7 +165,7 @@ def _check_model(table: Table, shape: Shape, columns: dict[str, str]) -> None:
 
 def _attention(
     path: Path, shape: Shape, device: devices.Device, unit: str, model: str, root: Path
-) -> tuple[list[dict[str, Any]], Table, list[str]]:
+) -> tuple[list[dict[str, Any]], ImportedTable, list[str]]:
     """Rows of the part attention: passes of one token for each text of a batch, and of several tokens of one text."""
     needed = ["attn_input_reshape", "attn_decode", "attn_prefill", "attn_output_reshape"]
     others = [
@@ -175,11 +177,11 @@ def _attention(
         "kv_cache_size",
         "is_prefill",
     ]
-    whole = csv_reading.read(path, _columns(needed) + others, root=root)
+    whole = imported_tables.read(path, _columns(needed) + others, root=root)
     prompts = whole.words("is_prefill", ("true", "false")) == "true"
     _check_model(whole, shape, {"n_q_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden"})
     around = [each for each in AROUND_ATTENTION if f"time_stats.{each}.median" in whole.frame.columns]
-    csv_reading.require(whole, _columns(around))
+    imported_tables.require(whole, _columns(around))
     rows: list[dict[str, Any]] = []
     for chosen, operation in ((~prompts, "attn_decode"), (prompts, "attn_prefill")):
         table = whole.where(chosen)
@@ -191,16 +193,18 @@ def _attention(
         ways = table.whole("num_tensor_parallel_workers", least=1)
         column = f"time_stats.{operation}.median"
         each = shape.kv_heads * shape.head_dim / ways
-        moved = 2 * batch * (context + width) * each * csv_reading.BYTES_EACH
+        moved = 2 * batch * (context + width) * each * imported_tables.BYTES_EACH
         work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
         seconds, often = table.seconds(column, unit), LAUNCHES["attention"]
-        csv_reading.check_reached(table, column, seconds, device, moved=moved, operations=work, rounding=ROUNDING, launches=often)
+        imported_tables.check_reached(
+            table, column, seconds, device, moved=moved, operations=work, rounding=ROUNDING, launches=often
+        )
         times = _times(table, [*around, operation], unit)
-        csv_reading.check_total(table, column, times["time_s"])
+        imported_tables.check_total(table, column, times["time_s"])
         single = batch == 1 if wide else np.ones(table.height, dtype=bool)
         keys = {"ways": ways, "width": width, "context": context, "batch": batch}
         kept = ({name: values[single] for name, values in each.items()} for each in (keys, times))
-        rows += csv_reading.rows("attention", *kept)
+        rows += imported_tables.rows("attention", *kept)
     notes = [f"attention: with {', '.join(around)}; passes of several tokens are prompt passes of one text"]
     if "attn_kv_cache_save" in around:
         notes.append("attention: saving keys and values of many tokens of one text grows with them; it was measured so")
@@ -209,10 +213,10 @@ def _attention(
 
 def _step(
     path: Path, shape: Shape, device: devices.Device, unit: str, model: str, root: Path
-) -> tuple[list[dict[str, Any]], Table, list[str]]:
+) -> tuple[list[dict[str, Any]], ImportedTable, list[str]]:
     """Rows of the part step: medians of what the host does."""
     columns = [f"{each}_median" for each in STEP]
-    whole = csv_reading.read(path, [*columns, "model_name", "batch_size", "tensor_parallel_degree"], root=root)
+    whole = imported_tables.read(path, [*columns, "model_name", "batch_size", "tensor_parallel_degree"], root=root)
     theirs = whole.frame["model_name"].cast(str).str.to_lowercase()
     mine = theirs.str.contains(model.lower(), literal=True).fill_null(False)
     table = whole.where(mine)
@@ -221,35 +225,35 @@ def _step(
         hint = "; a model of a config.json is called after its folder"
         raise ParameterError(f"{whole.shown}: column model_name: no row of {model}; there are {listed}{hint}")
     total = np.sum([table.seconds(column, unit) for column in columns], axis=0)
-    csv_reading.check_total(table, columns[0], total)
+    imported_tables.check_total(table, columns[0], total)
     batch, ways = table.whole("batch_size", least=1), table.whole("tensor_parallel_degree", least=1)
-    rows = csv_reading.rows("step", {"ways": ways, "batch": batch}, {"time_s": total})
+    rows = imported_tables.rows("step", {"ways": ways, "batch": batch}, {"time_s": total})
     listed = ", ".join(STEP)
     return rows, table, [f"step: {listed}, medians, on Vidur's host; smaller batches than {batch.min():g} take what that one takes"]
 
 
-def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]], dict[str, Table], list[str]]:
+def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]], dict[str, ImportedTable], list[str]]:
     """Rows of the parts send and all_reduce, between devices of one node, from a folder with `send_recv.csv` or
     `all_reduce.csv` or both."""
     root = Path(folder)
     rows: list[dict[str, Any]] = []
-    found: dict[str, Table] = {}
+    found: dict[str, ImportedTable] = {}
     for part, collective in (("send", "send_recv"), ("all_reduce", "all_reduce")):
         path = root / f"{collective}.csv"
         if not path.is_file():
             continue
         columns = [*_columns([collective]), "num_workers", "size", "devices_per_node", "collective"]
-        whole = csv_reading.read(path, columns, root=root)
+        whole = imported_tables.read(path, columns, root=root)
         whole.words("collective", (collective,))
         workers, together = whole.whole("num_workers", least=2), whole.whole("devices_per_node", least=1)
         times = _times(whole, [collective], unit)
-        csv_reading.check_total(whole, f"time_stats.{collective}.median", times["time_s"])
+        imported_tables.check_total(whole, f"time_stats.{collective}.median", times["time_s"])
         sizes = whole.whole("size", least=1)
         for many in np.unique(workers):
             kept = (workers == many) & (together == many)
             # A transfer is between two devices, however many share a layer: it has no ways.
             keys = {"size": sizes[kept], "ways": 1 if part == "send" else int(many)}
-            rows += csv_reading.rows(part, keys, {key: values[kept] for key, values in times.items()})
+            rows += imported_tables.rows(part, keys, {key: values[kept] for key, values in times.items()})
         found[part] = whole
     if not rows:
         raise ParameterError(

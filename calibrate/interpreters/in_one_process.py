@@ -10,16 +10,17 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.decoders.adapter import Decoder
-from calibrate.decoders.kv_rows import Rows, joined
+from calibrate.decoders.kv_rows import KvRows, joined
 from model.base import checks
 from model.base.checks import ParameterError
-from model.interpret.interpreter import Cache, Interpreter, Task, Work
+from model.interpret.interpreter import Cache, CountedWork, Interpreter, Task
+from model.interpret.world import Answers
 from model.logs.decoding import Answered, question
 from model.steps import CacheError, Commit, Continuation, Forward, Read, Steps
 
@@ -100,7 +101,7 @@ class Luck:
         return float(np.random.Generator(np.random.Philox(np.random.SeedSequence(words))).random())
 
 
-class Output:
+class PassOutput:
     """What a pass has made: states behind its last layer, and, once somebody looks, what they say."""
 
     __slots__ = ("_best", "_laws", "_logits", "before", "decoder", "positions", "states", "step")
@@ -112,10 +113,10 @@ class Output:
         self._best: list[int] | None = None
         self._laws: dict[int, Floats] = {}
 
-    def alone(self, hypothesis: int) -> Output:
+    def alone(self, hypothesis: int) -> PassOutput:
         """Of one of several hypotheses, each a token: what the pass made of it."""
         states = None if self.states is None else self.states[hypothesis : hypothesis + 1]
-        return Output(self.step.alone(hypothesis), self.decoder, states, None)
+        return PassOutput(self.step.alone(hypothesis), self.decoder, states, None)
 
     @property
     def logits(self) -> Tensor:
@@ -158,30 +159,19 @@ class Output:
         return self._laws[row]
 
 
-class Answers(Protocol):
-    """Whoever answers reads without models: `model.interpret.world.World`, or a record of what models said
-    (`model.logs.replay.Replayed`)."""
-
-    written: Sequence[int]
-    put_out: Mapping[int, Sequence[int]]
-
-    def read(self, step: Read) -> Any:
-        """The answer to a read of an output, which is then the pass that made it."""
-
-
-class Held:
+class ProcessState:
     """What a process works on: what it believes that layers hold, and the rows."""
 
     def __init__(self, decoders: Mapping[str, Decoder]) -> None:
         self.decoders = decoders
         self.book = Cache()
         self.rows = {role: decoder.rows() for role, decoder in decoders.items()}
-        self.texts: dict[tuple[str, int], tuple[tuple[int, ...], Rows]] = {}
+        self.texts: dict[tuple[str, int], tuple[tuple[int, ...], KvRows]] = {}
         """Of each text of a batch: the texts whose rows lie together, and their rows."""
 
-    def copy(self) -> Held:
+    def copy(self) -> ProcessState:
         """What a sub-process starts with."""
-        other = Held.__new__(Held)
+        other = ProcessState.__new__(ProcessState)
         other.decoders = self.decoders
         other.book = self.book.copy()
         other.rows = {role: rows.copy() for role, rows in self.rows.items()}
@@ -189,7 +179,7 @@ class Held:
         other.texts = {key: (texts, blocks[id(rows)]) for key, (texts, rows) in self.texts.items()}
         return other
 
-    def of(self, role: str, texts: tuple[int, ...]) -> Rows:
+    def of(self, role: str, texts: tuple[int, ...]) -> KvRows:
         """The rows of these texts together."""
         if not texts:
             return self.rows[role]
@@ -207,13 +197,13 @@ class Held:
             self.texts[role, text] = texts, rows
         return rows
 
-    def _alone(self, role: str, text: int) -> Rows:
+    def _alone(self, role: str, text: int) -> KvRows:
         found = self.texts.get((role, text))
         if found is None:
             return self.rows[role].copy()
         return found[1] if len(found[0]) == 1 else found[1].of([found[0].index(text)])
 
-    def check(self, step: Forward, rows: Rows) -> None:
+    def check(self, step: Forward, rows: KvRows) -> None:
         """Refuse to go on if a layer holds another number of rows than the algorithm believes, of each text of its own places."""
         if step.places:
             books = [self.book.texts[text].rows[step.role] for text in step.texts]
@@ -232,7 +222,7 @@ class Held:
 
 
 @dataclass
-class Times:
+class RunTimes:
     """When tokens were put out, and how long passes and reads took, of one run [s].
 
     A read that is the first to look at a pass makes its head. On a GPU passes are only launched: they take as long as that takes,
@@ -268,7 +258,7 @@ class Real(Interpreter):
 
     def __init__(
         self, decoders: Mapping[str, Decoder], *, sampling: Sampling | None = None, luck: Luck | None = None,
-        log: list[Answered] | None = None, answers: Answers | None = None, times: Times | None = None,
+        log: list[Answered] | None = None, answers: Answers | None = None, times: RunTimes | None = None,
     ) -> None:
         super().__init__()
         self.answers, self.times = answers, times
@@ -285,18 +275,18 @@ class Real(Interpreter):
         self.between: Callable[[int], None] | None = None
         """What is called before each layer of a pass, with its number."""
 
-    def run(self, steps: Steps, tokens: int) -> Work:
+    def run(self, steps: Steps, tokens: int) -> CountedWork:
         """See `Interpreter`."""
         import torch
 
         with torch.inference_mode():
             return super().run(steps, tokens)
 
-    def new_cache(self) -> Held:
+    def new_cache(self) -> ProcessState:
         """No rows yet."""
-        return Held(self.decoders)
+        return ProcessState(self.decoders)
 
-    def forward(self, cache: Held, step: Forward) -> Output:
+    def forward(self, cache: ProcessState, step: Forward) -> PassOutput:
         """Run layers."""
         if self.times is None:
             return self._make_pass(cache, step)
@@ -311,7 +301,7 @@ class Real(Interpreter):
         if self.times is not None:
             self.times.commits.append(time.perf_counter() - self.times.start)
 
-    def _make_pass(self, cache: Held, step: Forward) -> Output:
+    def _make_pass(self, cache: ProcessState, step: Forward) -> PassOutput:
         import torch
 
         role, tokens, at, first, last, state, _, _, after, texts, gaps, rows_only, compared, places = step
@@ -321,11 +311,11 @@ class Real(Interpreter):
         cache.book.write(step)
         states: Tensor | None = None
         if state is not None and first:
-            outputs: tuple[Output, ...] = state if isinstance(state, tuple) else (state,)
+            outputs: tuple[PassOutput, ...] = state if isinstance(state, tuple) else (state,)
             made = [each.states for each in outputs if each.states is not None]
             states = (made[0] if len(made) == 1 else torch.cat(made))[-len(tokens) :]
         if first == last:
-            return Output(step, decoder, states, None)
+            return PassOutput(step, decoder, states, None)
         rows = cache.of(role, texts)
         if self.answers is not None:
             tokens = self.known(role, tokens)
@@ -335,9 +325,9 @@ class Real(Interpreter):
             rows_only=rows_only, seen=seen, between=self.between,
         )  # fmt: skip
         cache.check(step, rows)
-        return Output(step, decoder, states, seen[-1] if seen else None)
+        return PassOutput(step, decoder, states, seen[-1] if seen else None)
 
-    def adopt(self, cache: Held, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
+    def adopt(self, cache: ProcessState, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
         """Take over rows."""
         role = task.last.role
         cache.book.adopt(task.last, at, layers, hypothesis)
@@ -398,15 +388,15 @@ class Real(Interpreter):
         against = None if step.against is None else step.against.step
         return self.answers.read(step._replace(output=step.output.step, against=against))
 
-    def _drawn(self, law: Floats, purpose: str, output: Output, offset: int) -> int:
+    def _drawn(self, law: Floats, purpose: str, output: PassOutput, offset: int) -> int:
         """A token of this law, which need not add up to 1."""
         return drawn(law, self._luck(purpose, output, offset))
 
-    def _luck(self, purpose: str, output: Output, offset: int) -> float:
+    def _luck(self, purpose: str, output: PassOutput, offset: int) -> float:
         return self.luck.draw(purpose, output.positions[offset] + 1, output.step.text_of(offset))
 
 
-def _alike(output: Output, offset: int) -> float:
+def _alike(output: PassOutput, offset: int) -> float:
     """How like the state behind the last layer is to the one before it: the cosine between them, at least 0 [Schuster2022]."""
     if output.before is None or output.states is None:
         where = f"{output.step.role}: a pass at position {output.step.at}"
@@ -415,7 +405,7 @@ def _alike(output: Output, offset: int) -> float:
     return max(float((before @ after) / (before.norm() * after.norm())), 0.0)
 
 
-def _continued(output: Output, hypotheses: Sequence[tuple[int, float]], width: int) -> list[Continuation]:
+def _continued(output: PassOutput, hypotheses: Sequence[tuple[int, float]], width: int) -> list[Continuation]:
     """The likeliest continuations of all hypotheses; of equals the first."""
     import torch
 

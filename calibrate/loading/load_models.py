@@ -21,7 +21,7 @@ CONTEXT = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class LoadedModel:
     """A decoder with its tokenizer, and the checksum of its weights."""
 
     name: str
@@ -67,7 +67,7 @@ def load(where: str, *, device: str = "cpu", dtype: str = "float32") -> Decoder:
     return decoder
 
 
-def model(where: str, device: str = "cpu", dtype: str = "float32") -> Model:
+def model(where: str, device: str = "cpu", dtype: str = "float32") -> LoadedModel:
     """Load one model and its tokenizer; only OWNER/NAME of the hub asks the network."""
     of_family, _, name = where.partition(":")
     folder = model_directory.bundled(name) if of_family == FAMILY and name else model_directory.found(where)
@@ -80,12 +80,12 @@ def model(where: str, device: str = "cpu", dtype: str = "float32") -> Model:
             f"model {shown} cannot be put on {device}: {model_directory.line(error)}; take another --device"
         ) from None
     decoder.name = shown
-    return Model(shown, decoder, decoder.tokenizer, decoder.checksum)
+    return LoadedModel(shown, decoder, decoder.tokenizer, decoder.checksum)
 
 
-def models(named: Mapping[str, str], device: str = "cpu", dtype: str = "float32") -> dict[str, Model]:
+def models(named: Mapping[str, str], device: str = "cpu", dtype: str = "float32") -> dict[str, LoadedModel]:
     """All models of a decoding, by role; those that cannot work together are refused."""
-    found: dict[str, Model] = {}
+    found: dict[str, LoadedModel] = {}
     for role, where in named.items():
         same = next((other for other, each in named.items() if each == where and other in found), None)
         found[role] = found[same] if same is not None else model(where, device, dtype)
@@ -93,7 +93,7 @@ def models(named: Mapping[str, str], device: str = "cpu", dtype: str = "float32"
     return found
 
 
-def check(models: Mapping[str, Model]) -> None:
+def check(models: Mapping[str, LoadedModel]) -> None:
     """Refuse models that do not speak of the same tokens, or of which only some have an encoder."""
     target = models["target"]
     for role, other in models.items():
@@ -121,7 +121,7 @@ def heads_beside(where: str) -> Path:
     return folder / model_directory.HEADS
 
 
-def use_heads(found: Model, path: Path) -> tuple[int, ...]:
+def use_heads(found: LoadedModel, path: Path) -> tuple[int, ...]:
     """Have the trained heads of a file read behind their layers; which layers these are."""
     decoder = found.decoder
     hidden = int(decoder.head.weight.shape[1])
@@ -134,7 +134,7 @@ def use_heads(found: Model, path: Path) -> tuple[int, ...]:
 NO_HEADS = "none"
 
 
-def use_heads_of(found: Model, where: str, heads: str | None) -> str:
+def use_heads_of(found: LoadedModel, where: str, heads: str | None) -> str:
     """Have trained heads read: those given, none, or where nothing is said those beside the model; what rows say of it."""
     path = heads_beside(where) if heads is None else Path(heads)
     if heads == NO_HEADS or (heads is None and not path.is_file()):
@@ -152,7 +152,7 @@ class Begun(NamedTuple):
     """What the encoder reads, of models that have one."""
 
 
-def begun(target: Model, text: str, name: str = "prompt", *, chat: bool = False) -> Begun:
+def begun(target: LoadedModel, text: str, name: str = "prompt", *, chat: bool = False) -> Begun:
     """A prompt as tokens. An encoder reads the text, and the decoder begins with its start token; so does one without any text.
 
     `chat`: the text is what a user says, put into the template that the model brings along.
@@ -172,7 +172,7 @@ def begun(target: Model, text: str, name: str = "prompt", *, chat: bool = False)
     return Begun((start,), found)
 
 
-def _chat(target: Model, text: str) -> list[int]:
+def _chat(target: LoadedModel, text: str) -> list[int]:
     """The tokens of a user's message and of the beginning of an answer, by the model's own template."""
     if target.tokenizer.chat_template is None:
         raise ParameterError(f"template chat is the model's own, and model {target.name} has none; leave it out")
@@ -184,7 +184,7 @@ def _chat(target: Model, text: str) -> list[int]:
     return found
 
 
-def read_source(models: Mapping[str, Model], source: tuple[int, ...]) -> None:
+def read_source(models: Mapping[str, LoadedModel], source: tuple[int, ...]) -> None:
     """Let the encoders read; nothing happens to models that have none."""
     for each in {id(each): each for each in models.values()}.values():
         decoder: Any = each.decoder

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from calibrate.timing import profile_from_timings, reads_and_processes
+from calibrate.devices.device_failures import failure_of
+from calibrate.timing import process_times, profile_from_timings, read_times
 from calibrate.timing.single_pass import Effort, Point, measure
-from calibrate.timing.timing_grid import Grid, go_over, release, told
+from calibrate.timing.timing_grid import TimingGrid, go_over, release
 from calibrate.untested_on_gpu.cuda_graphs import WIDEST, Graphs
 from model.base import checks
 from model.base.checks import ParameterError
-from model.hardware.profile import load
+from model.hardware.profile_files import load
 
 if TYPE_CHECKING:
     from calibrate.decoders.adapter import Decoder
@@ -84,17 +85,17 @@ class Passes:
     def room(self) -> int:
         """Rows of a text that replayed passes need: those of the grid, and those that everything else is timed on."""
         widths = [each for each in self.widths if each <= WIDEST]
-        return max(max(self.contexts) + max(widths, default=0) + 1, reads_and_processes.ROOM)
+        return max(max(self.contexts) + max(widths, default=0) + 1, read_times.ROOM)
 
     @property
-    def grids(self) -> tuple[Grid, ...]:
+    def grids(self) -> tuple[TimingGrid, ...]:
         """That of passes alone, and that beside others where there are any."""
-        alone = Grid(self.widths, self.contexts, self.batches, modes=(MODE,))
+        alone = TimingGrid(self.widths, self.contexts, self.batches, modes=(MODE,))
         others = tuple(each for each in self.busy if each)
-        return (alone, Grid((1,), self.contexts, busy=others, modes=(MODE,))) if others else (alone,)
+        return (alone, TimingGrid((1,), self.contexts, busy=others, modes=(MODE,))) if others else (alone,)
 
 
-class Piece(NamedTuple):
+class RoundPart(NamedTuple):
     """A little of a round: a point of the grid, or what is timed besides."""
 
     role: str
@@ -137,9 +138,9 @@ class Sitting:
         for role, begun in self.of.items():
             # Of a batch, drafts are made by methods alone whose texts come apart, which graphs are not made for.
             begun.built.unequal = role != "target" and not isinstance(decoders[role], Graphs)
-        self.pieces: list[Piece] = []
+        self.pieces: list[RoundPart] = []
         self.made = self.turn = 0
-        self.texts: list[reads_and_processes.Apart] = []
+        self.texts: list[process_times.Apart] = []
         """Over processes or streams, of this repeat of the runs."""
         self.refused: dict[str, str] = {}
         """Roles whose profile could not be made when it was last tried, and why."""
@@ -150,7 +151,7 @@ class Sitting:
         """Time what needs processes of its own, before those of the runs are there."""
         target = self.of["target"]
         for grid in self.passes.grids[1:]:
-            own = Grid(grid.widths, grid.contexts, busy=grid.busy, modes=grid.modes, rounds=turn + 1)
+            own = TimingGrid(grid.widths, grid.contexts, busy=grid.busy, modes=grid.modes, rounds=turn + 1)
             minutes = LONGEST / 60 * len(own.points())
             found = go_over(target.built, own, target.rows, target.spec, effort=self.effort, minutes=minutes)
             for point, why in found.failed:
@@ -160,18 +161,18 @@ class Sitting:
         order = np.random.Generator(np.random.Philox(key)).permutation(len(self.pieces))
         self.pieces = [self.pieces[number] for number in order]
 
-    def _pieces(self, turn: int) -> Iterator[Piece]:
+    def _pieces(self, turn: int) -> Iterator[RoundPart]:
         for number in range(turn * self.passes.rounds, (turn + 1) * self.passes.rounds):
             for role in self.of:
                 for point in self.passes.points:
-                    yield Piece(role, number, Point(**{**vars(point), "round": number}))
+                    yield RoundPart(role, number, Point(**{**vars(point), "round": number}))
                 for what in REST:
-                    yield Piece(role, number, what)
+                    yield RoundPart(role, number, what)
         rows = self.of["target"].rows.rows
         timed = any(row["kind"] == "processes" and row["round"] == turn for row in rows)
         if (self.processes or self.lanes is not None) and not timed:
-            for number in range(reads_and_processes.TEXTS):
-                yield Piece("target", turn * reads_and_processes.TEXTS + number, APART)
+            for number in range(process_times.TEXTS):
+                yield RoundPart("target", turn * process_times.TEXTS + number, APART)
 
     def between(self, share: float, pool: Pool | None = None) -> None:
         """Time as much as belongs before this share of a repeat of the runs, over their processes where they have some."""
@@ -179,13 +180,13 @@ class Sitting:
             self._time(self.pieces[self.made], pool)
             self.made += 1
 
-    def _time(self, piece: Piece, pool: Pool | None) -> None:
+    def _time(self, piece: RoundPart, pool: Pool | None) -> None:
         begun = self.of[piece.role]
         if piece.what == APART:
             if self.lanes is not None:
-                self.texts.append(reads_and_processes.over_streams(self.lanes, piece.round))
+                self.texts.append(process_times.over_streams(self.lanes, piece.round))
             elif pool is not None:
-                self.texts.append(reads_and_processes.over_processes(pool, piece.round))
+                self.texts.append(process_times.over_processes(pool, piece.round))
         elif isinstance(piece.what, str):
             profile_from_timings.time_rest(begun, piece.round, (piece.what,))
         elif piece.what not in begun.rows.done():
@@ -197,11 +198,11 @@ class Sitting:
         try:
             return measure(begun.built, point, self.effort, time.monotonic() + LONGEST)
         except (RuntimeError, MemoryError) as error:
-            reason, lost = told(error)
-            if lost or not reason.startswith("out of memory"):
+            failure = failure_of(error)
+            if not failure.memory:
                 raise
         release(begun.built.device)
-        return {"kind": "failed", **asdict(point), "error": reason}
+        return {"kind": "failed", **asdict(point), "error": failure.line}
 
     def end(self) -> None:
         """Write the profiles of what there is. One that is refused does not end the runs, which may not be had again."""
@@ -209,7 +210,7 @@ class Sitting:
         if self.texts:
             target = self.of["target"]
             target.rows.add(
-                {"kind": "processes", "round": self.turn} | reads_and_processes.apart(self.texts, target.built.decoder.layers)
+                {"kind": "processes", "round": self.turn} | process_times.apart(self.texts, target.built.decoder.layers)
             )
         for role, begun in self.of.items():
             written, refused = profile_from_timings.write(begun, (MODE,), self.folder)

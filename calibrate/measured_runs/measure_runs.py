@@ -22,17 +22,18 @@ import numpy as np
 from calibrate.decode import real_decoding
 from calibrate.decoders.adapter import Decoder
 from calibrate.devices import machine
-from calibrate.interpreters.in_one_process import Luck, Times
+from calibrate.interpreters.in_one_process import Luck, RunTimes
 from calibrate.untested_on_gpu import cuda_graphs
 from model.architectures import transformer
 from model.base import bounded_files, checks, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.logs import forced_outcomes, measured_runs
 from model.logs.decoding import Decoding
-from model.logs.measured_runs import Runs
+from model.logs.measured_runs import MeasuredRuns
 from model.logs.read_log import DecisionLog, plain
 from model.logs.spans import KEPT
 from model.methods import registry
+from model.methods.method_parameters import MethodParameters
 
 if TYPE_CHECKING:
     from calibrate.untested_on_gpu.over_streams import Lanes
@@ -95,7 +96,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasurementPlan:
     """Decodings, how long they are and how often each is timed."""
 
     wanted: Sequence[Wanted]
@@ -121,7 +122,7 @@ class Plan:
         return [int(each) for each in np.random.Generator(np.random.Philox(key)).permutation(len(self.wanted))]
 
 
-def check(plan: Plan, models: Mapping[str, Decoder]) -> None:
+def check(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> None:
     """Refuse whatever cannot be decoded, before anything is."""
     for each in plan.wanted:
         own = _of(each, models, plan.tokens)
@@ -131,8 +132,7 @@ def check(plan: Plan, models: Mapping[str, Decoder]) -> None:
         real_decoding.check_room(own, parameters, len(each.prompt), plan.tokens)
         if each.rates is not None:
             forced_outcomes.check(each.method, parameters, each.rates)
-        if hasattr(parameters, "check_tokens"):
-            parameters.check_tokens(plan.tokens)
+        parameters.check_tokens(plan.tokens)
         if each.units > 1 and cuda_graphs.mode_of(models["target"]) != measured_runs.MODES[0]:
             raise ParameterError(
                 f"mode must be {measured_runs.MODES[0]} for runs over {each.apart}, got {cuda_graphs.mode_of(models['target'])}"
@@ -150,7 +150,7 @@ def _of(each: Wanted, models: Mapping[str, Decoder], tokens: int) -> dict[str, D
     return {role: models[role] for role in real_decoding.roles(each.method, settings) if role in models}
 
 
-def _parameters(each: Wanted, own: Mapping[str, Decoder], tokens: int) -> Any:
+def _parameters(each: Wanted, own: Mapping[str, Decoder], tokens: int) -> MethodParameters:
     settings = real_decoding.scheduled(each.method, each.settings, len(each.prompt), tokens)
     return real_decoding.parameters_of(each.method, own, settings, batches=each.rates is not None)
 
@@ -177,7 +177,7 @@ def timed(
     each: Wanted, models: Mapping[str, Decoder], tokens: int, seed: int, pool: Pool | None = None, lanes: Lanes | None = None
 ) -> dict[str, Any]:
     """Time one decoding: its part of a row."""
-    times, spans = Times(), list[dict[str, Any]]()
+    times, spans = RunTimes(), list[dict[str, Any]]()
     gc.collect()
     was = gc.isenabled()
     gc.disable()
@@ -207,9 +207,9 @@ def _load() -> float | None:
 
 
 def measure(
-    out: Path, plan: Plan, models: Mapping[str, Decoder], *, resume: bool = False, report: Report | None = None,
+    out: Path, plan: MeasurementPlan, models: Mapping[str, Decoder], *, resume: bool = False, report: Report | None = None,
     beside: Beside | None = None, pool: Callable[[], AbstractContextManager[Pool]] | None = None, lanes: Lanes | None = None,
-) -> Runs:
+) -> MeasuredRuns:
     """Time a plan and write the runs to `out`, NAME.json.
 
     `beside` is measured in the same sitting, spread over all of it. `pool` starts the processes of decodings that have several,
@@ -220,7 +220,7 @@ def measure(
     if out.exists():
         raise ParameterError(f"out must be a new file, and {out.name} is there; give another, or remove it")
     check(plan, models)
-    kept = _Kept(out.with_suffix(".jsonl"), _asked(plan, models), resume)
+    kept = _PartialRuns(out.with_suffix(".jsonl"), _asked(plan, models), resume)
     total = len(plan.wanted) * (plan.repeats + 1)
     decodings = []
     for number, each in enumerate(plan.wanted):
@@ -234,7 +234,7 @@ def measure(
             raise
     with _quick_collections():
         _repeat(plan, models, kept, report, beside, pool, lanes)
-    found = Runs(_log(plan, models, decodings), _table(kept.rows), _about(plan, models))
+    found = MeasuredRuns(_log(plan, models, decodings), _table(kept.rows), _about(plan, models))
     measured_runs.save(found, out)
     kept.path.unlink()
     return found
@@ -252,7 +252,7 @@ def _quick_collections() -> Iterator[None]:
 
 
 def _repeat(
-    plan: Plan, models: Mapping[str, Decoder], kept: _Kept, report: Report | None, beside: Beside | None,
+    plan: MeasurementPlan, models: Mapping[str, Decoder], kept: _PartialRuns, report: Report | None, beside: Beside | None,
     pool: Callable[[], AbstractContextManager[Pool]] | None, lanes: Lanes | None,
 ) -> None:
     """Make all repeats that are not kept yet."""
@@ -280,7 +280,7 @@ def _repeat(
 
 
 def _timed_alone(
-    plan: Plan, number: int, models: Mapping[str, Decoder], pool: Pool | None, lanes: Lanes | None
+    plan: MeasurementPlan, number: int, models: Mapping[str, Decoder], pool: Pool | None, lanes: Lanes | None
 ) -> dict[str, Any]:
     """Time a decoding in which no graph is captured: where one was, it is there now, and the decoding is made again.
 
@@ -293,13 +293,13 @@ def _timed_alone(
             return found
 
 
-def _first_of_each(plan: Plan, numbers: Sequence[int]) -> list[int]:
+def _first_of_each(plan: MeasurementPlan, numbers: Sequence[int]) -> list[int]:
     """The first of these decodings over each number of units: the others then have warm ones."""
     found = {(plan.wanted[number].units, plan.wanted[number].apart): number for number in reversed(numbers)}
     return [*found.values()]
 
 
-class _Row(TypedDict):
+class _RunRow(TypedDict):
     decoding: int
     repeat: int
     turn: int
@@ -313,7 +313,7 @@ class _Row(TypedDict):
     spans: list[dict[str, Any]]
 
 
-class _Kept:
+class _PartialRuns:
     """Rows as they come, beside what they are of; but repeats may be asked for anew, fewer than there are or more."""
 
     def __init__(self, path: Path, asked: Mapping[str, Any], resume: bool) -> None:
@@ -343,7 +343,7 @@ class _Kept:
         for number, line in enumerate(lines[1:], 2):
             try:
                 row = bounded_files.json_of(line)
-                typed_values.check(row, _Row, "row")
+                typed_values.check(row, _RunRow, "row")
             except ValueError:
                 if number < len(lines):
                     raise ParameterError(f"{self.path.name}, line {number}: it cannot be read; remove the file") from None
@@ -360,14 +360,14 @@ class _Kept:
             file.write(strict_json.dumps(row) + "\n")
 
 
-def _asked(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
+def _asked(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> dict[str, Any]:
     wanted = [asdict(each) | {"settings": plain(each.settings)} for each in plan.wanted]
     same = {name: getattr(plan, name) for name in ("tokens", "warm_ups", "seed")}
     mode = {"mode": cuda_graphs.mode_of(models["target"])}
     return {"wanted": wanted, **same, "models": _models(models), "machine": _facts(models), **_devices(plan), **mode}
 
 
-def _devices(plan: Plan) -> dict[str, list[str]]:
+def _devices(plan: MeasurementPlan) -> dict[str, list[str]]:
     return {"devices": list(plan.about.get("devices", ()))}
 
 
@@ -382,7 +382,7 @@ def _facts(models: Mapping[str, Decoder]) -> dict[str, Any]:
     return said
 
 
-def _log(plan: Plan, models: Mapping[str, Decoder], decodings: Sequence[Decoding]) -> DecisionLog:
+def _log(plan: MeasurementPlan, models: Mapping[str, Decoder], decodings: Sequence[Decoding]) -> DecisionLog:
     facts = machine.facts(str(models["target"].device))
     versions = {name: str(facts[name]) for name in ("python", "torch", "transformers")}
     own = all(each.rates is None for each in plan.wanted)
@@ -393,7 +393,7 @@ def _log(plan: Plan, models: Mapping[str, Decoder], decodings: Sequence[Decoding
     )  # fmt: skip
 
 
-def _about(plan: Plan, models: Mapping[str, Decoder]) -> dict[str, Any]:
+def _about(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> dict[str, Any]:
     target = models["target"]
     facts = machine.facts(str(target.device))
     shapes = {}
@@ -440,7 +440,7 @@ def by_graphs(
     """The models with their passes as graphs, with room for all that is wanted, and for so many rows of so many texts at least."""
     room = max(room, *[len(each.prompt) + tokens for each in wanted])
     for each in wanted:
-        texts = max(texts, getattr(_parameters(each, _of(each, models, tokens), tokens), "texts", 1))
+        texts = max(texts, _parameters(each, _of(each, models, tokens), tokens).decoded_sequences)
     return {role: cuda_graphs.Graphs(each, cuda_graphs.rounded(room), texts) for role, each in models.items()}
 
 
@@ -452,7 +452,7 @@ def choices(method: str, settings: Mapping[str, Any], swept: Mapping[str, Sequen
     from calibrate.decode.quality import settings_of
     from model.base import table_records
 
-    kind = registry.algorithm(method).Parameters
+    kind = registry.parameters(method)
     found = settings_of(table_records.renamed(kind, settings), table_records.renamed(kind, swept))
     table_records.refuse_unknown(kind, found[0], "method")
     return found

@@ -39,7 +39,7 @@ from model.logs.measured_runs import APART, MODES
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """[run]: what holds for all methods."""
 
     model: str = "family"
@@ -65,7 +65,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Choice:
+class MethodSetting:
     """One setting of a method, and the rates that its outcomes are forced by, if they are."""
 
     method: str
@@ -76,15 +76,15 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenPlan:
     """A plan as it was written."""
 
-    run: Settings
-    choices: Sequence[Choice]
+    run: RunSettings
+    choices: Sequence[MethodSetting]
     profile: Passes | None = None
 
 
-def read(path: Path) -> Written:
+def read(path: Path) -> WrittenPlan:
     """A plan from a file."""
     try:
         said = bounded_files.toml_of(bounded_files.read_text(path, bounded_files.MOST_TOML))
@@ -98,7 +98,7 @@ def read(path: Path) -> Written:
         raise ParameterError(f"{path.name}: {error}") from None
 
 
-def of(said: Mapping[str, Any]) -> Written:
+def of(said: Mapping[str, Any]) -> WrittenPlan:
     """A plan from its tables.
 
     >>> found = of({"method": [{"name": "speculative", "sweep": {"draft_length": [1, 2]}}]})
@@ -108,16 +108,16 @@ def of(said: Mapping[str, Any]) -> Written:
     for key in said:
         if key not in ("run", "profile", "method"):
             raise checks.unknown("table", key, ("run", "profile", "method"))
-    settings = table_records.build(Settings, said.get("run", {}), "run")
+    settings = table_records.build(RunSettings, said.get("run", {}), "run")
     passes = table_records.build(Passes, said["profile"], "profile") if "profile" in said else None
     listed = said.get("method", [])
     if not isinstance(listed, list) or not listed:
         raise ParameterError("[[method]] must be there at least once: what is to be timed")
     found = [each for table in listed for each in _choices(table)]
-    return Written(settings, found, passes)
+    return WrittenPlan(settings, found, passes)
 
 
-def _choices(table: Any) -> list[Choice]:
+def _choices(table: Any) -> list[MethodSetting]:
     if not isinstance(table, Mapping) or "name" not in table:
         raise ParameterError("method.name is required in each [[method]]; `sim ls methods` lists them")
     own = {key: value for key, value in table.items() if key not in ("name", "sweep", "forced", "apart")}
@@ -129,7 +129,7 @@ def _choices(table: Any) -> list[Choice]:
     found = []
     for settings in choices(table["name"], table_records.frozen_values(own), swept):
         for forced in _combined(rates) if "forced" in table else [None]:
-            found.append(Choice(table["name"], settings, forced, apart))
+            found.append(MethodSetting(table["name"], settings, forced, apart))
     return found
 
 

@@ -95,7 +95,7 @@ def _work(connection: Connection, spec: Spec) -> None:
 
     torch.set_num_threads(spec.threads)
     try:
-        model = library_pass.Model(architecture(spec.model), spec.device, spec.dtype, spec.source)
+        model = library_pass.LibraryModel(architecture(spec.model), spec.device, spec.dtype, spec.source)
         connection.send(0)
         while (asked := connection.recv()) is not None:
             if asked == "stop":  # of a pass that could not begin

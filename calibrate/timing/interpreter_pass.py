@@ -1,7 +1,7 @@
 """A pass as decoding makes it, repeatable, for timing: on rows of our own, with all that the interpreter does around it.
 
 What a profile of these says is what `calibrate decode` and `calibrate run` take: bookkeeping, masks and the look at the result are
-in `step`. What else decoding does has times of its own: `calibrate.timing.reads_and_processes`.
+in `step`. What else decoding does has times of its own: `calibrate.timing.read_times`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from calibrate.interpreters.in_one_process import Held, Real
+from calibrate.interpreters.in_one_process import ProcessState, Real
 from calibrate.untested_on_gpu.cuda_graphs import Graphs
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Task
 from model.steps import Commit, Forward, Read, Steps
 
 if TYPE_CHECKING:
-    from calibrate.timing.library_pass import Model
+    from calibrate.timing.library_pass import LibraryModel
 
 CHUNK = 512
 """Positions that the rows are filled with at once, of all texts together."""
@@ -31,7 +31,7 @@ class InterpretedPass:
     stand at unequal positions where it verifies drafts of theirs (`width` above 1) or makes them (`model.unequal`).
     """
 
-    def __init__(self, model: Model, width: int, context: int, batch: int) -> None:
+    def __init__(self, model: LibraryModel, width: int, context: int, batch: int) -> None:
         if batch > 1 and model.architecture.crossing:
             raise ParameterError(f"batch must be 1 with an encoder-decoder such as {model.architecture.name}, got {batch}")
         self.model, self.width, self.context, self.batch = model, width, context, batch
@@ -47,7 +47,7 @@ class InterpretedPass:
             self.run()
         self.check()
 
-    def _filled(self) -> Held:
+    def _filled(self) -> ProcessState:
         held, decoder = self.real.new_cache(), self.model.decoder
         chunk = max(CHUNK // self.batch, 1)
         for start in range(0, self.context, chunk):
@@ -126,7 +126,7 @@ class InterpretedPass:
 
     def check(self) -> None:
         """Refuse to go on with rows of another length than was asked for."""
-        held: Held = self.task.cache
+        held: ProcessState = self.task.cache
         rows = held.of("target", self.texts)
         lengths = {layer.length for layer in rows.layers}
         end = self.context + self.width

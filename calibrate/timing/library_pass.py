@@ -28,7 +28,7 @@ CHUNK = 512
 """Positions that a cache is filled with at once."""
 
 
-class Model:
+class LibraryModel:
     """A model on a device, with its parts by name.
 
     Parameters
@@ -156,7 +156,7 @@ class Repeatable(Protocol):
 class Pass:
     """A pass as the library's code makes it: see `Repeatable`."""
 
-    def __init__(self, model: Model, width: int, context: int, batch: int) -> None:
+    def __init__(self, model: LibraryModel, width: int, context: int, batch: int) -> None:
         import torch
 
         self.model, self.width, self.context, self.batch = model, width, context, batch

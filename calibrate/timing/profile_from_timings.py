@@ -13,13 +13,14 @@ import numpy as np
 
 from calibrate.devices import machine
 from calibrate.timing.single_pass import Effort
-from calibrate.timing.timing_grid import Grid, Outcome, Rows, go_over, shares
+from calibrate.timing.timing_grid import RawTimings, TimedGrid, TimingGrid, go_over, shares
 from model.architectures import transformer
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware import physical_limits
 from model.hardware.interpolation import Surface
-from model.hardware.profile import AXES, TIMES, Profile, Source, save, table_of
+from model.hardware.profile import AXES, TIMES, Profile, Source, table_of
+from model.hardware.profile_files import save
 
 if TYPE_CHECKING:
     from calibrate.decoders.adapter import Decoder
@@ -35,11 +36,11 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedProfiles:
     """What came of timing a model: the profiles that were written, and what is missing from them."""
 
     profiles: dict[str, Path]
-    outcome: Outcome
+    outcome: TimedGrid
     refused: dict[str, str]
     """Modes whose profile beats the published peaks and was not written, with why."""
     ceilings: dict[str, float]
@@ -48,7 +49,7 @@ class Timed:
 
 def time_layers(
     model: str,
-    grid: Grid,
+    grid: TimingGrid,
     out: str | Path,
     *,
     device: str | None = None,
@@ -61,7 +62,7 @@ def time_layers(
     resume: bool = False,
     name: str | None = None,
     progress: Callable[[int, int, str], None] | None = None,
-) -> Timed:
+) -> TimedProfiles:
     """Time every layer of a model over a grid and write profiles, one for each mode, and the raw rows that they are derived from.
 
     `model` is a preset, a `config.json` or OWNER/NAME of the hub; weights are random. `threads` are torch's, of each process.
@@ -85,7 +86,7 @@ def time_layers(
         for turn in range(grid.rounds):
             time_rest(begun, turn)
     written, refused = write(begun, grid.modes, out)
-    return Timed(written, outcome, refused, ceilings_of(begun.rows.header, begun.rows.rows))
+    return TimedProfiles(written, outcome, refused, ceilings_of(begun.rows.header, begun.rows.rows))
 
 
 class Open(NamedTuple):
@@ -93,15 +94,15 @@ class Open(NamedTuple):
     ceilings.
     """
 
-    built: library_pass.Model
-    rows: Rows
+    built: library_pass.LibraryModel
+    rows: RawTimings
     spec: Spec
     stem: str
     ceilings: machine.Ceilings
 
 
 def open_model(
-    model: str, grid: Grid, out: str | Path, *, device: str | None = None, dtype: str | None = None, source: int = 512,
+    model: str, grid: TimingGrid, out: str | Path, *, device: str | None = None, dtype: str | None = None, source: int = 512,
     quick: bool = False, resume: bool = False, name: str | None = None, decoder: Decoder | None = None,
 ) -> Open:
     """Begin to time a model, or go on with it; `decoder` is the one that passes are made by, where one is there already."""
@@ -141,27 +142,27 @@ def open_model(
     header |= machine.facts(chosen) | {"shape": asdict(known.shape)}
     raw = Path(out) / f"{stem}.jsonl"
     raw.parent.mkdir(parents=True, exist_ok=True)
-    begun = Rows(raw, header, resume) if raw.exists() else None  # before anything takes time
+    begun = RawTimings(raw, header, resume) if raw.exists() else None  # before anything takes time
     ceilings = machine.Ceilings(chosen, dtype, quick)
     header |= ceilings.best
-    built = library_pass.Model(known, chosen, dtype, source, decoder)
-    rows = Rows(raw, header, resume) if begun is None else begun  # a model that does not fit leaves no file behind
+    built = library_pass.LibraryModel(known, chosen, dtype, source, decoder)
+    rows = RawTimings(raw, header, resume) if begun is None else begun  # a model that does not fit leaves no file behind
     spec = Spec(model, chosen, dtype, source, torch.get_num_threads())
     return Open(built, rows, spec, stem, ceilings)
 
 
 def time_rest(begun: Open, turn: int, kinds: Sequence[str] = ("reads", "after")) -> None:
     """Time what decoding does besides whole passes, as round `turn`, unless it has been timed."""
-    from calibrate.timing import reads_and_processes
+    from calibrate.timing import read_times
 
     begun.built.read_source()
     done = {row["kind"] for row in begun.rows.rows if row.get("round") == turn}
     for kind in kinds:
         if kind not in done:
             made = (
-                reads_and_processes.reads(begun.built.decoder)
+                read_times.reads(begun.built.decoder)
                 if kind == "reads"
-                else reads_and_processes.after(begun.built.decoder)
+                else read_times.after(begun.built.decoder)
             )
             begun.rows.add({"kind": kind, "round": turn} | ({"busy": 0} if kind == "reads" else {}) | made)
 
@@ -334,16 +335,16 @@ def _besides(
     """Rows of the interpreter's profile of what decoding does besides whole passes. `calls` is what a pass takes besides its parts,
     by busy [s].
     """
-    from calibrate.timing import reads_and_processes
+    from calibrate.timing import process_times, read_times
 
     kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in ("reads", "after", "processes")}
-    found = reads_and_processes.part_rows(kinds["reads"], dict(calls), layers) + reads_and_processes.after_rows(
+    found = read_times.part_rows(kinds["reads"], dict(calls), layers) + read_times.after_rows(
         kinds["after"], layers
     )
     [again] = [row["time_s"] for row in found if row["part"] == "again" and row["busy"] == 0] or [0.0]
     embedding = next((row["time_s"] for row in table if row["part"] == "embedding" and row["tokens"] == 1), 0.0)
     beginning = {"alone": calls.get(0, 0.0) + embedding, "beside": again}
-    return found + reads_and_processes.process_rows(kinds["processes"], beginning, layers)
+    return found + process_times.process_rows(kinds["processes"], beginning, layers)
 
 
 def _add_up(table: list[dict[str, Any]], wholes: Sequence[float], layers: int) -> None:

@@ -20,7 +20,7 @@ from calibrate.devices.clocks import clock_of
 from model.base import checks
 
 if TYPE_CHECKING:
-    from calibrate.timing.library_pass import Model, Repeatable
+    from calibrate.timing.library_pass import LibraryModel, Repeatable
 
 MODES = ("eager", "cuda-graph", "interpreter")
 """Kernels launched one by one by the library's own code, or as one graph, or as decoding makes passes."""
@@ -80,6 +80,12 @@ def means(seconds: Sequence[float]) -> list[float]:
     return [low, round(1e6 * float(np.mean(seconds)), 3), high]
 
 
+def table_times(rounds: list[list[float]], repeats: int) -> dict[str, Any]:
+    """Times of a row of a profile's table [s]: medians over rounds of their lower quartiles, means and upper quartiles [us]."""
+    low, middle, high = (float(each) / 1e6 for each in np.median(rounds, axis=0))
+    return {"time_s": middle, "low_s": min(low, middle), "high_s": max(high, middle), "repeats": repeats}
+
+
 def spread(seconds: Sequence[float]) -> float:
     """About the relative error of the median: interquartile range / median / sqrt(n).
 
@@ -90,7 +96,7 @@ def spread(seconds: Sequence[float]) -> float:
     return float((high - low) / middle / math.sqrt(len(seconds)))
 
 
-def prepared(model: Model, width: int, context: int, batch: int, mode: str = "eager") -> Repeatable:
+def prepared(model: LibraryModel, width: int, context: int, batch: int, mode: str = "eager") -> Repeatable:
     """A pass of `width` tokens of `batch` texts behind `context` cached positions, ready to be run again and again."""
     from calibrate.timing import library_pass
 
@@ -102,7 +108,7 @@ def prepared(model: Model, width: int, context: int, batch: int, mode: str = "ea
     return (library_pass.GraphPass if mode == "cuda-graph" else library_pass.EagerPass)(model, width, context, batch)
 
 
-def measure(model: Model, point: Point, effort: Effort, until: float) -> dict[str, Any]:
+def measure(model: LibraryModel, point: Point, effort: Effort, until: float) -> dict[str, Any]:
     """Time one point until its spread is small enough, or until that moment of `time.monotonic`; a raw row.
 
     Repeats that were interrupted are left out as long as enough others come in time; the row counts those (`disturbed`), and those

@@ -9,19 +9,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from calibrate.devices.device_failures import failure_of
 from calibrate.timing.single_pass import MODES, Effort, Point, measure
 from model.base import bounded_files, checks, strict_json, typed_values
 from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
     from calibrate.timing.busy_neighbours import Companions, Spec
-    from calibrate.timing.library_pass import Model
+    from calibrate.timing.library_pass import LibraryModel
 
 MOST_POINTS = 100_000
 
 
 @dataclass(frozen=True)
-class Grid:
+class TimingGrid:
     """All passes that are to be timed, each in so many rounds: a round goes over the whole grid, so that a disturbance of some
     seconds spoils one round of a point and not the point.
     """
@@ -68,7 +69,7 @@ class Grid:
 # --- raw rows ---
 
 
-class Rows:
+class RawTimings:
     """The raw file: JSON lines, the machine first, then each point as soon as it was timed."""
 
     def __init__(self, path: Path, header: dict[str, Any], resume: bool) -> None:
@@ -101,11 +102,11 @@ class Rows:
             file.flush()
 
 
-class _Row(TypedDict):
+class _RawRow(TypedDict):
     kind: str
 
 
-class _Point(TypedDict):
+class _PointRow(TypedDict):
     """What a row of a point says of it, and its times: low, middle and high [us]."""
 
     mode: str
@@ -122,7 +123,7 @@ class _Point(TypedDict):
     sum_us: NotRequired[list[float]]
 
 
-_KINDS: dict[str, Any] = {"point": _Point}
+_KINDS: dict[str, Any] = {"point": _PointRow}
 
 
 def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -136,8 +137,8 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     for number, line in enumerate(lines, 1):
         try:
             row = bounded_files.json_of(line)
-            typed_values.check(row, _Row, "row")
-            typed_values.check(row, _KINDS.get(row["kind"], _Row), "row")
+            typed_values.check(row, _RawRow, "row")
+            typed_values.check(row, _KINDS.get(row["kind"], _RawRow), "row")
         except ValueError as error:
             if number == len(lines) and number > 1:
                 break
@@ -153,7 +154,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TimedGrid:
     """What came of a grid: rows, and the points that have none, with why."""
 
     header: dict[str, Any]
@@ -163,16 +164,16 @@ class Outcome:
 
 
 def go_over(
-    model: Model,
-    grid: Grid,
-    rows: Rows,
+    model: LibraryModel,
+    grid: TimingGrid,
+    rows: RawTimings,
     spec: Spec,
     *,
     effort: Effort,
     minutes: float,
     progress: Callable[[int, int, str], None] | None = None,
     between: Callable[[], None] | None = None,
-) -> Outcome:
+) -> TimedGrid:
     """Time what has not been timed yet, sharing the minutes out; whatever fails is kept account of and the rest goes on.
 
     `between` is called after each point that was timed.
@@ -198,9 +199,9 @@ def go_over(
             except ParameterError as error:
                 failed.append((point, str(error)))
             except (RuntimeError, MemoryError) as error:
-                reason, is_lost = told(error)
-                failed.append((point, reason))
-                lost = f"the device was lost before it: {reason}" if is_lost else ""
+                failure = failure_of(error)
+                failed.append((point, failure.line))
+                lost = f"the device was lost before it: {failure.line}" if failure.lost else ""
                 release(model.device)
             else:
                 rows.add(row)
@@ -210,7 +211,7 @@ def go_over(
             rows.add({"kind": "failed", **asdict(point), "error": failed[-1][1]})
     if progress is not None:
         progress(len(todo), len(todo), "")
-    return Outcome(rows.header, rows.rows, failed, rows.path)
+    return TimedGrid(rows.header, rows.rows, failed, rows.path)
 
 
 class _Crowd:
@@ -232,7 +233,7 @@ class _Crowd:
             self.companions.close()
         self.companions, self.count = None, 0
 
-    def measure(self, model: Model, point: Point, effort: Effort, until: float) -> dict[str, Any]:
+    def measure(self, model: LibraryModel, point: Point, effort: Effort, until: float) -> dict[str, Any]:
         """Time a point among as many busy processes as it says."""
         if not point.busy:
             return measure(model, point, effort, until)
@@ -250,17 +251,6 @@ class _Crowd:
             self._end()  # whatever state they are in, the next point gets new ones
             raise
         return row | {"companion_passes": passes}
-
-
-def told(error: BaseException) -> tuple[str, bool]:
-    """An error in a line, and whether the device is gone with it."""
-    import torch
-
-    line = (str(error).splitlines() or [""])[0][:200]
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in line:
-        return f"out of memory: {line}", False
-    lost = isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in line
-    return f"{type(error).__name__}: {line}", lost
 
 
 def release(device: str) -> None:

@@ -25,7 +25,8 @@ from calibrate.timing.single_pass import quartiles
 from model.base import checks, strict_json
 from model.base.checks import ParameterError
 from model.base.parent_process import end_with_starter
-from model.hardware.profile import Profile, Source, save, table_of
+from model.hardware.profile import Profile, Source, table_of
+from model.hardware.profile_files import save
 
 SIZES = tuple(4**power for power in range(5, 14))
 """1 KiB to 64 MiB."""

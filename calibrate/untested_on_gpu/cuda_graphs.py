@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrate.decoders.adapter import Decoder, Place, run_layers
-from calibrate.decoders.kv_rows import Rows, RowsMade
+from calibrate.decoders.kv_rows import KvRows, RowsMade
 from calibrate.devices import machine
 from model.base import checks
 from model.base.checks import ParameterError
@@ -85,7 +85,7 @@ class Graphs(Decoder):
         with torch.inference_mode():
             self._home = _Home(self, room, texts)
 
-    def rows(self) -> Rows:
+    def rows(self) -> KvRows:
         """No rows yet, of a new text; they will lie in the buffers from its first token on."""
         import torch
 
@@ -99,7 +99,7 @@ class Graphs(Decoder):
         return width <= WIDEST
 
     def run(
-        self, tokens: tuple[int, ...], at: int, first: int, last: int, rows: Rows, state: Tensor | None = None, *, batch: int = 1,
+        self, tokens: tuple[int, ...], at: int, first: int, last: int, rows: KvRows, state: Tensor | None = None, *, batch: int = 1,
         places: tuple[int, ...] = (), after: tuple[int, ...] = (), gaps: Iterable[tuple[int, int]] = (), rows_only: bool = False,
         seen: list[Tensor] | None = None, between: Callable[[int], None] | None = None,
     ) -> Tensor:
@@ -218,7 +218,7 @@ class Graphs(Decoder):
     def _extras(self, positions: Tensor, rows: int | Tensor) -> Any:
         return self.inner._extras(positions, rows)
 
-    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: Rows) -> Tensor:
+    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
         return self.inner._layer(layer, hidden, place, rows)
 
     def _normed(self, states: Tensor) -> Tensor:
@@ -311,9 +311,9 @@ class _Home:
             for found, like in ((self.keys, layer.keys), (self.values, layer.values)):
                 assert like is not None
                 found.append(like.new_zeros((texts, like.shape[1], room, like.shape[3])))  # what is masked must be a number
-        self.owner: Callable[[], Rows | None] = lambda: None
+        self.owner: Callable[[], KvRows | None] = lambda: None
 
-    def take(self, rows: Rows, batch: int) -> None:
+    def take(self, rows: KvRows, batch: int) -> None:
         """Have these rows lie here."""
         owner = self.owner()
         if owner is not rows:

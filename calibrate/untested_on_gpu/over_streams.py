@@ -25,11 +25,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrate.decoders.adapter import Decoder
-from calibrate.interpreters.in_one_process import Answers, Held, Luck, Output, Real, Sampling, Times
+from calibrate.interpreters.in_one_process import Luck, PassOutput, ProcessState, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu.cuda_graphs import mode_of
 from model.base import checks
 from model.base.checks import ParameterError
-from model.interpret.interpreter import Task, Work
+from model.interpret.interpreter import CountedWork, Task
+from model.interpret.world import Answers
 from model.logs.decoding import Answered
 from model.logs.spans import Span
 from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps
@@ -83,7 +84,7 @@ class Mark(NamedTuple):
     event: Any
 
 
-class _Kept(NamedTuple):
+class _HeldTensors(NamedTuple):
     """Tensors of other streams that work up to a mark may be reading."""
 
     until: Mark
@@ -100,8 +101,8 @@ class _Lane:
         """Of other streams: up to which mark this one has waited."""
         self.placed: Any = None
         """Positions of its last pass, and what layers are told of them: made on this stream, so for it alone."""
-        self.kept: list[_Kept] = []
-        self.owner: _Process | None = None
+        self.kept: list[_HeldTensors] = []
+        self.owner: _StreamProcess | None = None
 
     def current(self) -> AbstractContextManager[Any]:
         """Launch on this stream meanwhile; the main process's is current anyhow."""
@@ -128,7 +129,7 @@ class _Lane:
     def keep(self, until: Mark, tensors: Sequence[Any]) -> None:
         """Hold what work up to here may be reading, until it is done; what is done by now is let go of."""
         self.kept = [each for each in self.kept if not each.until.event.query()]
-        self.kept.append(_Kept(until, tensors))
+        self.kept.append(_HeldTensors(until, tensors))
 
 
 Marks = list[dict[int, Mark]]
@@ -136,7 +137,7 @@ Marks = list[dict[int, Mark]]
 
 
 @dataclass(eq=False)
-class _Process:
+class _StreamProcess:
     """A process of the algorithm."""
 
     number: int
@@ -152,10 +153,10 @@ class _Process:
     """Whether anything of it was used."""
 
 
-class _Held(Held):
+class _StreamState(ProcessState):
     """What a process works on, and which work made it."""
 
-    def __init__(self, decoders: Mapping[str, Decoder], process: _Process) -> None:
+    def __init__(self, decoders: Mapping[str, Decoder], process: _StreamProcess) -> None:
         super().__init__(decoders)
         self.process = process
         self.made: Marks = [{} for _ in range(decoders[ROLE].layers)]
@@ -170,9 +171,9 @@ class _Held(Held):
         assert self.process.lane is not None
         return self.process.lane
 
-    def copy(self) -> _Held:
+    def copy(self) -> _StreamState:
         """What a sub-process starts with; whose it is, is said where that is born."""
-        other = _Held.__new__(_Held)
+        other = _StreamState.__new__(_StreamState)
         vars(other).update(vars(super().copy()))
         other.process, other.tip = self.process, None
         other.made = [each.copy() for each in self.made]
@@ -180,28 +181,28 @@ class _Held(Held):
         return other
 
 
-class _Made(Output):
+class _StreamOutput(PassOutput):
     """What a pass has made, on which stream and up to where there."""
 
     __slots__ = ("lane", "mark")
 
-    def __init__(self, output: Output, lane: _Lane, mark: Mark) -> None:
+    def __init__(self, output: PassOutput, lane: _Lane, mark: Mark) -> None:
         super().__init__(output.step, output.decoder, output.states, output.before)
         self.lane, self.mark = lane, mark
 
-    def alone(self, hypothesis: int) -> _Made:
-        """See `Output`."""
-        return _Made(super().alone(hypothesis), self.lane, self.mark)
+    def alone(self, hypothesis: int) -> _StreamOutput:
+        """See `PassOutput`."""
+        return _StreamOutput(super().alone(hypothesis), self.lane, self.mark)
 
 
-class _Row(NamedTuple):
+class _MarkedSpan(NamedTuple):
     """A stretch of time between two marks, and whose it is."""
 
     unit: int
     what: str
     begin: Mark
     end: Mark
-    process: _Process
+    process: _StreamProcess
     step: Forward | None
 
 
@@ -223,23 +224,23 @@ class Streams(Real):
 
     def __init__(
         self, lanes: Lanes, *, sampling: Sampling | None = None, luck: Luck | None = None, log: list[Answered] | None = None,
-        answers: Answers | None = None, times: Times | None = None, record: bool = False,
+        answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
         super().__init__({ROLE: lanes.decoder}, sampling=sampling, luck=luck, log=log, answers=answers, times=times)
         cuda = lanes.cuda
         self.recording = record
         streams = [cuda.current_stream(lanes.decoder.device), *lanes.beside]
         self.lanes = [_Lane(number, stream, cuda, record) for number, stream in enumerate(streams)]
-        self.main = _Process(0, self.lanes[0], kept=True)
+        self.main = _StreamProcess(0, self.lanes[0], kept=True)
         self.lanes[0].owner = self.main
         self.processes = 1
-        self.unplaced: dict[Task, _Process] = {}
+        self.unplaced: dict[Task, _StreamProcess] = {}
         """Sub-processes that are not born yet."""
-        self.rows: list[_Row] = []
+        self.rows: list[_MarkedSpan] = []
         self.origin: Mark | None = None
         self.begun = self.seconds = 0.0
 
-    def run(self, steps: Steps, tokens: int) -> Work:
+    def run(self, steps: Steps, tokens: int) -> CountedWork:
         """See `Interpreter`."""
         import time
 
@@ -259,7 +260,7 @@ class Streams(Real):
 
     # --- what passes by ---
 
-    def _tapped(self, steps: Steps, process: _Process) -> Steps:
+    def _tapped(self, steps: Steps, process: _StreamProcess) -> Steps:
         """The same process, with what its steps mean for its stream done as they pass by."""
         answer: Any = None
         try:
@@ -282,7 +283,7 @@ class Streams(Real):
         finally:
             steps.close()
 
-    def _forked(self, step: Fork, process: _Process) -> Steps:
+    def _forked(self, step: Fork, process: _StreamProcess) -> Steps:
         """Note where the starter is: sub-processes come behind what it has launched by now, and behind no more than they read."""
         if any(old is not None for old in step.heirs_of):
             raise ParameterError("a run over streams starts no sub-process with the cache of an ended one, as beam search does")
@@ -291,7 +292,7 @@ class Streams(Real):
                 raise self._too_few(f"at least {unit + 1}, as the algorithm starts a process on unit {unit}")
         assert process.lane is not None
         since = process.lane.mark()
-        subs = [_Process(self.processes + place, None, unit, since) for place, unit in enumerate(step.units)]
+        subs = [_StreamProcess(self.processes + place, None, unit, since) for place, unit in enumerate(step.units)]
         self.processes += len(subs)
         bodies = [
             body if isinstance(body, Forward) else self._tapped(body, sub) for body, sub in zip(step.bodies, subs, strict=True)
@@ -308,7 +309,7 @@ class Streams(Real):
     def _too_few(self, bound: str) -> ParameterError:
         return ParameterError(f"units must be {bound}, got {len(self.lanes)} streams; make more of them")
 
-    def _joined(self, tasks: Sequence[Any], process: _Process) -> None:
+    def _joined(self, tasks: Sequence[Any], process: _StreamProcess) -> None:
         """What a process does behind a barrier, its stream does behind those of the others."""
         assert process.lane is not None
         with self._span(process.lane, "wait", process):
@@ -334,7 +335,7 @@ class Streams(Real):
             lane.wait(process.since)
             self._drive(task)
 
-    def _lane_for(self, process: _Process) -> _Lane:
+    def _lane_for(self, process: _StreamProcess) -> _Lane:
         """The stream of its unit, or the first on which nobody is."""
         if process.unit is not None:
             return self.lanes[process.unit]
@@ -358,11 +359,11 @@ class Streams(Real):
 
     # --- passes ---
 
-    def new_cache(self) -> _Held:
+    def new_cache(self) -> _StreamState:
         """No rows yet."""
-        return _Held(self.decoders, self.main)
+        return _StreamState(self.decoders, self.main)
 
-    def _make_pass(self, cache: Any, step: Forward) -> Output:
+    def _make_pass(self, cache: Any, step: Forward) -> PassOutput:
         self._refuse(step)
         lane, process = cache.lane, cache.process
         decoder = self.decoders[ROLE]
@@ -394,7 +395,7 @@ class Streams(Real):
             cache.made[layer][lane.number] = made.get(layer, tip)
         if read:
             lane.keep(tip, read)
-        return _Made(output, lane, tip)
+        return _StreamOutput(output, lane, tip)
 
     def _refuse(self, step: Forward) -> None:
         """Refuse passes that are made by no method for which this is."""
@@ -410,7 +411,7 @@ class Streams(Real):
         outputs = step.state if isinstance(step.state, tuple) else (step.state,)
         return [each.states for each in outputs if step.first and each.lane is not lane and each.states is not None]
 
-    def _unmade(self, cache: _Held, lane: _Lane, step: Forward) -> dict[int, list[Mark]]:
+    def _unmade(self, cache: _StreamState, lane: _Lane, step: Forward) -> dict[int, list[Mark]]:
         """The marks that each layer has to wait for, as its rows are made on other streams."""
         found = {}
         for layer, made in enumerate(cache.made[step.first : step.last], step.first):
@@ -422,7 +423,7 @@ class Streams(Real):
     def adopt(self, cache: Any, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
         """Take over rows and states: behind the work that made them, and the other stream goes on behind that."""
         lane, theirs, made = cache.lane, task.cache, task.value
-        if not isinstance(made, _Made):
+        if not isinstance(made, _StreamOutput):
             raise CacheError("what is taken over is a single pass, before its starter starts others")
         with self._span(lane, "wait", cache.process):
             lane.wait(made.mark)
@@ -446,14 +447,14 @@ class Streams(Real):
     # --- records ---
 
     @contextlib.contextmanager
-    def _span(self, lane: _Lane, what: str, process: _Process, step: Forward | None = None) -> Iterator[None]:
+    def _span(self, lane: _Lane, what: str, process: _StreamProcess, step: Forward | None = None) -> Iterator[None]:
         if not self.recording or (what == "forward" and step is None):
             yield
             return
         begin = lane.mark()
         yield
         unit = -1 if what == "promotion" else lane.number
-        self.rows.append(_Row(unit, what, begin, lane.mark(), process, step))
+        self.rows.append(_MarkedSpan(unit, what, begin, lane.mark(), process, step))
 
     @property
     def spans(self) -> list[Span]:

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.fits import cpu_step, engine_run, ppd_overheads, small
+from calibrate.fits import cpu_step, engine_run, ppd_overheads, small_kernels
 from calibrate.fits import roofline_fit as fits
-from calibrate.importers import aiconfigurator, bundled_profiles, csv_reading, vidur
+from calibrate.importers import aiconfigurator, bundled_profiles, imported_tables, vidur
 from model.architectures import transformer
 from model.base.checks import ParameterError
-from model.hardware import composed_layers, interpolation, isotonic, profile
-from model.hardware.composed_layers import LeftOut
+from model.hardware import composed_layers, interpolation, isotonic, profile_files
+from model.hardware.composed_layers import LeaveOneOutErrors
 from model.hardware.interpolation import Floats, Surface
 from model.hardware.profile import Profile
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from model.hardware.roofline import Efficiency
 from model.published import ppd_table_3_fit
 
@@ -40,7 +40,7 @@ ASKED = {"h100": 0.022, "a100": 0.03, "l40s": 0.03}
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class PredictionErrors:
     """Errors of one kind: relative, of shape (predictions,), where the largest is, and what was asked of the median [-]."""
 
     name: str
@@ -82,15 +82,15 @@ class Claim:
     title: str
     says: str
     bad: str
-    cases: tuple[Case, ...]
+    cases: tuple[PredictionErrors, ...]
     sources: str
 
     @property
-    def ordered(self) -> list[Case]:
+    def ordered(self) -> list[PredictionErrors]:
         """The cases, the worst median first."""
         return sorted(self.cases, key=lambda case: -case.median)
 
-    def case(self, name: str) -> Case:
+    def case(self, name: str) -> PredictionErrors:
         """The case of this name."""
         found = {case.name: case for case in self.cases}
         if name not in found:
@@ -107,18 +107,20 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _case(name: str, found: LeftOut, axis: str, asked: float | None = None, asked_90: float | None = None) -> Case:
+def _case(
+    name: str, found: LeaveOneOutErrors, axis: str, asked: float | None = None, asked_90: float | None = None
+) -> PredictionErrors:
     where = found.at[np.argmax(np.abs(found.error))]
-    return Case(name, found.error, f"{axis} {where:,.0f}", asked, asked_90)
+    return PredictionErrors(name, found.error, f"{axis} {where:,.0f}", asked, asked_90)
 
 
-def _up_to(found: LeftOut, most: float) -> LeftOut:
+def _up_to(found: LeaveOneOutErrors, most: float) -> LeaveOneOutErrors:
     kept = found.at <= most
-    return LeftOut(found.at[kept], found.error[kept])
+    return LeaveOneOutErrors(found.at[kept], found.error[kept])
 
 
-def _together(found: Sequence[LeftOut]) -> LeftOut:
-    return LeftOut(np.concatenate([each.at for each in found]), np.concatenate([each.error for each in found]))
+def _together(found: Sequence[LeaveOneOutErrors]) -> LeaveOneOutErrors:
+    return LeaveOneOutErrors(np.concatenate([each.at for each in found]), np.concatenate([each.error for each in found]))
 
 
 def is_dense(table: Profile) -> bool:
@@ -208,12 +210,12 @@ def composed(
             least = min(least, float(one.rows("dense", many)["time_s"].to_numpy().min()))
     within, biased = [], []
     for gpu in dict.fromkeys(one.device for one in whole):
-        held = [one for one in whole if one.device == gpu and one.model in small.HELD]
+        held = [one for one in whole if one.device == gpu and one.model in small_kernels.HELD]
         for many in ways if held else ():
             together = _together([found[gpu, one.model, many] for one in held])
             for low, most in pairwise((bundled_profiles.RANGES[0], *bundled_profiles.RANGES[1:])):
                 kept = (together.at > low) & (together.at <= most)
-                wide = LeftOut(together.at[kept], together.error[kept])
+                wide = LeaveOneOutErrors(together.at[kept], together.error[kept])
                 cases.append(_case(f"{gpu}, models left out{_split(many)}, {low + 1:,} to {most:,} tokens", wide, "tokens", 0.21))
                 biased.append((f"{gpu}{_split(many)}", float(np.median(wide.error))))
         for one in held:
@@ -230,8 +232,8 @@ def composed(
         "A layer composed of its operations, against the layer measured whole",
         "Products from AIConfigurator's table; norms, rotation and activation by two numbers fitted to other models; rows beyond "
         f"a tile of {composed_layers.TILE} fill whole tiles, which was chosen on the A40. Against Vidur's layers of the same GPU "
-        f"and model: other engines, other years. *Models left out*, {' and '.join(small.HELD)}, had no say in anything. Asked are "
-        f"medians of 6 % up to {bundled_profiles.RANGES[0]} tokens and of 21 % beyond.",
+        f"and model: other engines, other years. *Models left out*, {' and '.join(small_kernels.HELD)}, had no say in anything. "
+        f"Asked are medians of 6 % up to {bundled_profiles.RANGES[0]} tokens and of 21 % beyond.",
         f"Beyond {bundled_profiles.RANGES[0]} tokens composed layers are too fast nearly everywhere, most on the {fast[0]}: "
         f"{_sign(fast[1])} in the median. What is left are products: kernels of 2025 against those of 2023, whose steps between "
         "256 and 1,024 tokens are larger; weights far larger than any cache differ as much. What a profile states is by ways and "
@@ -245,21 +247,21 @@ def _split(ways: int) -> str:
     return f", split {ways} ways" if ways > 1 else ""
 
 
-def between(held: Sequence[small.Between], sources: str = "") -> Claim:
+def between(held: Sequence[small_kernels.Between], sources: str = "") -> Claim:
     """What a layer runs besides its products and its attention, of models that the fit has not seen."""
     cases = []
     for gpu in dict.fromkeys(each.of.device for each in held):
         own = [each for each in held if each.of.device == gpu]
-        together = _together([LeftOut(each.tokens, each.predicted() / each.seconds - 1) for each in own])
+        together = _together([LeaveOneOutErrors(each.tokens, each.predicted() / each.seconds - 1) for each in own])
         for low, most in pairwise((0, *bundled_profiles.RANGES)):
             kept = (together.at > low) & (together.at <= most)
-            found = LeftOut(together.at[kept], together.error[kept])
+            found = LeaveOneOutErrors(together.at[kept], together.error[kept])
             cases.append(_case(f"{gpu}, models left out, {low + 1:,} to {most:,} tokens", found, "tokens"))
     return Claim(
         "Norms, rotation, activation and sums of a layer",
         f"A launch each, and reading and writing states at {composed_layers.SMALL_SHARE:.0%} of the bandwidth, or at "
         f"{composed_layers.SMALL_LANE / 1e9:.1f} GB/s where few tokens keep few blocks busy: two numbers, fitted to "
-        f"{' and '.join(small.FITTED)} on three GPUs, held against {' and '.join(small.HELD)}.",
+        f"{' and '.join(small_kernels.FITTED)} on three GPUs, held against {' and '.join(small_kernels.HELD)}.",
         "The A40 gives more of its bandwidth to such kernels than the A100 and the H100 do: one share for all is too slow on one "
         "and too fast on the others.",
         tuple(cases), sources,
@@ -278,9 +280,9 @@ def beyond(measured: Iterable[Profile], sources: str = "") -> Claim:
                     rows = one.rows("dense", ways)
                     rows = rows.filter((rows["tokens"] > low * last) & (rows["tokens"] <= most * last))
                     at, seconds = (rows[name].to_numpy().astype(np.float64) for name in ("tokens", "time_s"))
-                    guess = Measured(cut, ways=ways).part("dense", at)
+                    guess = ProfileCosts(cut, ways=ways).part("dense", at)
                     assert guess is not None
-                    found.append(LeftOut(at, guess.seconds / seconds - 1))
+                    found.append(LeaveOneOutErrors(at, guess.seconds / seconds - 1))
                     said.append(guess.error)
             share = float(np.median(np.concatenate(said)))
             name = f"cut at {last} tokens, {low} to {most} times as many (stated: {percent(share)})"
@@ -304,7 +306,7 @@ def ordered(measured: Iterable[Profile], sources: str = "") -> Claim:
         for ways in one.ways:
             rows, moved = (each.rows("dense", ways) for each in (one, after))
             at = rows["tokens"].to_numpy().astype(np.float64)
-            found.append(LeftOut(at, moved["time_s"].to_numpy() / rows["time_s"].to_numpy() - 1))
+            found.append(LeaveOneOutErrors(at, moved["time_s"].to_numpy() / rows["time_s"].to_numpy() - 1))
         cases.append(_case(f"{one.device} {one.model}", _together(found), "tokens"))
     return Claim(
         "No pass over more tokens takes less",
@@ -316,9 +318,9 @@ def ordered(measured: Iterable[Profile], sources: str = "") -> Claim:
     )  # fmt: skip
 
 
-def step(run: engine_run.Run, of: Profile, sources: str = "") -> Claim:
+def step(run: engine_run.EngineRun, of: Profile, sources: str = "") -> Claim:
     """Decoding steps of an engine against what a profile of the same GPU and model says."""
-    errors, second = run.errors(Measured(of)), np.arange(1, run.tokens.size + 1)
+    errors, second = run.errors(ProfileCosts(of)), np.arange(1, run.tokens.size + 1)
     decoding, again = run.decoding, run.reading_again
     kinds = (
         ("all seconds without prompts", decoding, 0.05),
@@ -327,7 +329,7 @@ def step(run: engine_run.Run, of: Profile, sources: str = "") -> Claim:
         ("of these: nobody waited", decoding & (run.waiting == 0), None),
     )
     cases = [
-        _case(name, LeftOut(second[kept].astype(np.float64), errors[kept]), "second", asked)
+        _case(name, LeaveOneOutErrors(second[kept].astype(np.float64), errors[kept]), "second", asked)
         for name, kept, asked in kinds if kept.any()
     ]  # fmt: skip
     bad = errors[decoding] < -0.1
@@ -365,14 +367,16 @@ def two_sources(data: Path, made: Mapping[str, Profile], sources: str = "") -> C
     a, b = (each.rows("dense") for each in (frontier, ours))
     both = a.join(b, on="tokens", suffix="_other")
     at, found = both["tokens"].to_numpy().astype(np.float64), both["time_s"].to_numpy() / both["time_s_other"].to_numpy() - 1
-    cases.append(_case("Llama-2-7B's layer: Frontier's A800 over Vidur's A100", LeftOut(at, found), "tokens"))
+    cases.append(_case("Llama-2-7B's layer: Frontier's A800 over Vidur's A100", LeaveOneOutErrors(at, found), "tokens"))
     for gpu, table in whole.items():
         cases.append(_case(f"{gpu}, output products: AIConfigurator over Vidur", _outputs(root, gpu, table), "tokens"))
     rows = frontier.rows("attention")
     rows = rows.filter((rows["width"] == 1) & (rows["context"] >= 256))
     context, batch = (rows[name].to_numpy().astype(np.float64) for name in ("context", "batch"))
-    found = composed_layers.Attention(whole["a100"], 32, 32, 128)(context, batch) / rows["time_s"].to_numpy() - 1
-    cases.append(_case("a100, attention: AIConfigurator (vLLM) over Frontier (FlashInfer)", LeftOut(context, found), "context"))
+    found = composed_layers.AttentionTimes(whole["a100"], 32, 32, 128)(context, batch) / rows["time_s"].to_numpy() - 1
+    cases.append(
+        _case("a100, attention: AIConfigurator (vLLM) over Frontier (FlashInfer)", LeaveOneOutErrors(context, found), "context")
+    )
     cases += _engines(made)
     reduced = [case for gpu, table in whole.items() for case in _reductions(root, gpu, table)]
     cases += reduced
@@ -389,7 +393,7 @@ def two_sources(data: Path, made: Mapping[str, Profile], sources: str = "") -> C
     )  # fmt: skip
 
 
-def _outputs(root: Path, gpu: str, table: Profile) -> LeftOut:
+def _outputs(root: Path, gpu: str, table: Profile) -> LeaveOneOutErrors:
     """Products of attention's output, of three models: from a table of operations over Vidur's."""
     found = []
     known = composed_layers.Products(table)
@@ -397,15 +401,15 @@ def _outputs(root: Path, gpu: str, table: Profile) -> LeftOut:
         shape = transformer.preset(model)
         where = root / "vidur/compute" / gpu / folder
         column = "time_stats.attn_post_proj.median"
-        read = csv_reading.read(where / "mlp.csv", [column, "num_tokens", "num_tensor_parallel_workers"], root=where)
+        read = imported_tables.read(where / "mlp.csv", [column, "num_tokens", "num_tensor_parallel_workers"], root=where)
         read = read.where((read.column("num_tensor_parallel_workers") == 1) & (read.column("num_tokens") <= 512))
         tokens = read.column("num_tokens", least=1)
         said = known.cold(tokens, shape.hidden, shape.heads * shape.head_dim)
-        found.append(LeftOut(tokens, said / read.seconds(column, "ms") - 1))
+        found.append(LeaveOneOutErrors(tokens, said / read.seconds(column, "ms") - 1))
     return _together(found)
 
 
-def _engines(made: Mapping[str, Profile]) -> list[Case]:
+def _engines(made: Mapping[str, Profile]) -> list[PredictionErrors]:
     """The products of a GPU's other engines over those of its first, where both measured a shape."""
     first: dict[str, tuple[str, Profile]] = {}
     cases = []
@@ -416,11 +420,13 @@ def _engines(made: Mapping[str, Profile]) -> list[Case]:
         other, base = first[table.device]
         both = table.rows("gemm").join(base.rows("gemm"), on=["m", "n", "k"], suffix="_other")
         error = both["time_s"].to_numpy() / both["time_s_other"].to_numpy() - 1
-        cases.append(_case(f"products: {name} over {other}", LeftOut(both["m"].to_numpy().astype(np.float64), error), "m"))
+        cases.append(
+            _case(f"products: {name} over {other}", LeaveOneOutErrors(both["m"].to_numpy().astype(np.float64), error), "m")
+        )
     return cases
 
 
-def _reductions(root: Path, gpu: str, table: Profile) -> list[Case]:
+def _reductions(root: Path, gpu: str, table: Profile) -> list[PredictionErrors]:
     rows, _, _ = vidur.links(root / "vidur/network" / bundled_profiles.NETWORKS[gpu])
     found = []
     for ways in sorted({row["ways"] for row in rows if row["part"] == "all_reduce"}):
@@ -431,19 +437,19 @@ def _reductions(root: Path, gpu: str, table: Profile) -> list[Case]:
         times = np.array([row["time_s"] for row in rows if row["part"] == "all_reduce" and row["ways"] == ways])
         kept = (sizes >= float(own["size"].to_numpy().min())) & (sizes <= float(own["size"].to_numpy().max()))
         known = Surface({"size": own["size"].to_numpy()}, own["time_s"].to_numpy())
-        found.append(LeftOut(sizes[kept], known(sizes[kept]).seconds / times[kept] - 1))
+        found.append(LeaveOneOutErrors(sizes[kept], known(sizes[kept]).seconds / times[kept] - 1))
     return [_case(f"{gpu}, reductions: AIConfigurator over Vidur", _together(found), "bytes")] if found else []
 
 
 # --- rooflines ---
 
 
-def rooflines(measured: Sequence[fits.Layers], sources: str = "") -> Claim:
+def rooflines(measured: Sequence[fits.MeasuredLayers], sources: str = "") -> Claim:
     """Layers of models, and of GPUs, that the fit of the efficiencies has not seen."""
     cases = []
     by_model, usual = fits.unseen_models(measured), Efficiency()
     few, many = f"to {fits.FEW} tokens", f"beyond {fits.MANY} tokens"
-    kinds: tuple[tuple[str, list[fits.LeftOut], float | None, float | None], ...] = (
+    kinds: tuple[tuple[str, list[fits.UnseenModelErrors], float | None, float | None], ...] = (
         ("unseen model", by_model, 0.12, 0.12), ("unseen GPU", fits.unseen_gpus(measured), usual.error * 1.02, usual.compute_error),
         ("unseen GPU, one layer of 1 token measured", fits.one_measured(measured, [1]), fits.ADAPTED["error"], None),
         ("unseen GPU, layers of 1 and 512 tokens measured", fits.one_measured(measured, [1, 512]), fits.ADAPTED["error"],
@@ -451,12 +457,14 @@ def rooflines(measured: Sequence[fits.Layers], sources: str = "") -> Claim:
     )  # fmt: skip
     for kind, found, asked, asked_many in kinds:
         for gpu in dict.fromkeys(each.gpu for each in found):
-            together = _together([LeftOut(each.tokens, each.error) for each in found if each.gpu == gpu])
+            together = _together([LeaveOneOutErrors(each.tokens, each.error) for each in found if each.gpu == gpu])
             wide = together.at > fits.MANY
             cases.append(_case(f"{kind}: {gpu}, {few}", _up_to(together, fits.FEW), "tokens", asked))
-            cases.append(_case(f"{kind}: {gpu}, {many}", LeftOut(together.at[wide], together.error[wide]), "tokens", asked_many))
+            cases.append(
+                _case(f"{kind}: {gpu}, {many}", LeaveOneOutErrors(together.at[wide], together.error[wide]), "tokens", asked_many)
+            )
     for each in by_model:
-        cases.append(_case(f"unseen model: {each.gpu} {each.model}", LeftOut(each.tokens, each.error), "tokens"))
+        cases.append(_case(f"unseen model: {each.gpu} {each.model}", LeaveOneOutErrors(each.tokens, each.error), "tokens"))
     worst = max(by_model, key=lambda each: float(np.median(np.abs(each.error))))
     share = float(np.median(worst.error))
     return Claim(
@@ -476,7 +484,7 @@ def rooflines(measured: Sequence[fits.Layers], sources: str = "") -> Claim:
     )  # fmt: skip
 
 
-def roofline_attention(measured: Sequence[fits.Attention], efficiency: Efficiency, sources: str = "") -> Claim:
+def roofline_attention(measured: Sequence[fits.MeasuredAttention], efficiency: Efficiency, sources: str = "") -> Claim:
     """Attention by its roofline, table by table, with the efficiencies that come along."""
     cases = []
     for each in measured:
@@ -484,7 +492,7 @@ def roofline_attention(measured: Sequence[fits.Attention], efficiency: Efficienc
         few = shared <= SHARED
         for what, kept in ((f"up to {SHARED} heads share one", few), (f"more than {SHARED} heads share one", ~few)):
             if kept.any():
-                cases.append(Case(f"{each.gpu} {each.engine}, {what}", errors[kept]))
+                cases.append(PredictionErrors(f"{each.gpu} {each.engine}, {what}", errors[kept]))
     longest = max(float(np.max(1 / (1 + case.errors))) for case in cases)
     return Claim(
         "Attention by its roofline",
@@ -511,8 +519,9 @@ def theorem(sources: str = "") -> Claim:
         "Theorem 4.1 alone, and with one cost of each process and token, fitted on the other data set or on the three other rows.",
         "Four rows calibrate a cost and do not prove it, and all of it assumes exit layer 20, which the paper does not state.",
         (
-            Case("the theorem alone", np.array(alone)), Case("one cost, fitted on the other data set", np.array(across)),
-            Case("one cost, fitted on the three other rows", np.array(each)),
+            PredictionErrors("the theorem alone", np.array(alone)),
+            PredictionErrors("one cost, fitted on the other data set", np.array(across)),
+            PredictionErrors("one cost, fitted on the three other rows", np.array(each)),
         ),
         sources,
     )  # fmt: skip
@@ -530,14 +539,14 @@ def processor(files: Mapping[str, tuple[Mapping[str, object], list[dict[str, obj
                 held = [each for each in every if each.busy == busy]
                 if not held:
                     continue
-                found = LeftOut(np.array([float(each.width) for each in held]), np.array([each.error for each in held]))
+                found = LeaveOneOutErrors(np.array([float(each.width) for each in held]), np.array([each.error for each in held]))
                 beside = ", another process at the same work" if busy else ""
                 cases.append(_case(f"{name}: other {what}{beside}", found, "width", 0.05 if widths is None or alone else None))
         # Points timed again were chosen after they were seen to be off: what was there before is shown too.
         before = cpu_step.unchosen(rows)
         if len(before) < len(rows):
             held = [each for each in cpu_step.held_out(before, shape["layers"]) if each.busy]
-            found = LeftOut(np.array([float(each.width) for each in held]), np.array([each.error for each in held]))
+            found = LeaveOneOutErrors(np.array([float(each.width) for each in held]), np.array([each.error for each in held]))
             cases.append(_case(f"{name}: other contexts, another process, before points were timed again", found, "width", 0.05))
     return Claim(
         "A whole pass on a processor, against the sum of its parts",
@@ -555,15 +564,15 @@ def processor(files: Mapping[str, tuple[Mapping[str, object], list[dict[str, obj
 # --- all of them ---
 
 
-def _missed(over: Sequence[Case]) -> str:
+def _missed(over: Sequence[PredictionErrors]) -> str:
     if not over:
         return "All that was asked for holds."
     return "Missed: " + "; ".join(f"{case.name} ({percent(case.median)})" for case in over) + "."
 
 
-def _worst_by_device(cases: Sequence[Case]) -> str:
+def _worst_by_device(cases: Sequence[PredictionErrors]) -> str:
     """The largest single error on each GPU."""
-    worst: dict[str, Case] = {}
+    worst: dict[str, PredictionErrors] = {}
     for case in cases:
         gpu = case.name.split()[0]
         if gpu not in worst or case.largest > worst[gpu].largest:
@@ -576,7 +585,7 @@ def _sign(share: float) -> str:
     return f"{percent(abs(share))} too {'slow' if share > 0 else 'fast'}"
 
 
-def _range(cases: Sequence[Case], engines: bool) -> str:
+def _range(cases: Sequence[PredictionErrors], engines: bool) -> str:
     """The medians of comparisons of engines, or of projects."""
     medians = [case.median for case in cases if case.name.startswith("products:") == engines]
     return f"{percent(min(medians))} to {percent(max(medians))}"
@@ -628,10 +637,10 @@ def claims(data: str | Path) -> tuple[Claim, ...]:
         products_between(made, origin(root, aic)),
         attention(with_attention, refused, origin(root, aic)),
         composed(operations, whole, sources=origin(root, aic, vid)),
-        between(small.measured(root, small.HELD), origin(root, vid)),
+        between(small_kernels.measured(root, small_kernels.HELD), origin(root, vid)),
         beyond([*whole, *a40], origin(root, vid)),
         ordered([*whole, *a40], origin(root, vid)),
-        step(engine_run.read(root / RUN), profile.load("rtx-4090-llama-3.1-8b"), origin(root, sim)),
+        step(engine_run.read(root / RUN), profile_files.load("rtx-4090-llama-3.1-8b"), origin(root, sim)),
         two_sources(root, made, origin(root, aic, vid, "gpu/frontier")),
         rooflines(of_layers, origin(root, vid, sim)),
         roofline_attention([fits.attention_of(made[f"{gpu} {engine}"]) for gpu, _, engine in fits.TABLES], Efficiency(),

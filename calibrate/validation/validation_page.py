@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from calibrate.validation.validated_claims import Case, Claim, percent
+from calibrate.validation.validated_claims import Claim, PredictionErrors, percent
 from model.base import bounded_files, whole_files
 
 HEADER = """# How far off
@@ -41,7 +41,7 @@ def text(found: Sequence[Claim]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _over(case: Case) -> str:
+def _over(case: PredictionErrors) -> str:
     said = []
     if case.asked is not None and case.median > case.asked:
         said.append(f"median {percent(case.median)} over {percent(case.asked)}")

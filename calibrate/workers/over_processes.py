@@ -27,12 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.decoders.adapter import Decoder
-from calibrate.interpreters.in_one_process import Answers, Luck, Output, Real, Sampling, Times
+from calibrate.interpreters.in_one_process import Luck, PassOutput, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu import gpu_ordering
-from calibrate.workers.worker_loop import DONE, MADE, STATUS, STOPPED, Command, Piece, believed_of
+from calibrate.workers.worker_loop import DONE, MADE, STATUS, STOPPED, Command, MissingRows, believed_of
 from calibrate.workers.worker_pool import Flight, Pool, ProcessError, started
 from model.base.checks import ParameterError
-from model.interpret.interpreter import Cache, Task, Work
+from model.interpret.interpreter import Cache, CountedWork, Task
+from model.interpret.world import Answers
 from model.logs.decoding import Answered
 from model.logs.spans import Span
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop, require_ended
@@ -48,7 +49,7 @@ GONE: Final = -1
 """A tag of rows of which nothing is known."""
 
 
-class _Made(Output):
+class _UnitOutput(PassOutput):
     """What a pass has made, and which pass of which unit that was."""
 
     __slots__ = ("serial", "unit")
@@ -57,16 +58,16 @@ class _Made(Output):
         super().__init__(step, decoder, states, None)
         self.unit, self.serial = unit, serial
 
-    def alone(self, hypothesis: int) -> _Made:
-        """See `Output`."""
+    def alone(self, hypothesis: int) -> _UnitOutput:
+        """See `PassOutput`."""
         one = super().alone(hypothesis)
-        return _Made(one.step, self.decoder, one.states, self.unit, self.serial)
+        return _UnitOutput(one.step, self.decoder, one.states, self.unit, self.serial)
 
 
-class _Process(Task):
+class _UnitProcess(Task):
     """A process of the algorithm."""
 
-    def __init__(self, body: Steps | Forward, parent: _Process | None, unit: int | None) -> None:
+    def __init__(self, body: Steps | Forward, parent: _UnitProcess | None, unit: int | None) -> None:
         super().__init__(body, parent)
         self.single = body if isinstance(body, Forward) else None
         self.unit = -1 if unit is None else unit
@@ -104,20 +105,20 @@ class Parallel(Real):
 
     def __init__(
         self, pool: Pool, *, sampling: Sampling | None = None, luck: Luck | None = None, log: list[Answered] | None = None,
-        answers: Answers | None = None, times: Times | None = None, record: bool = False,
+        answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
         super().__init__({ROLE: pool.decoder}, sampling=sampling, luck=luck, log=log, answers=answers, times=times)
         self.pool = pool
         self.recording = record
-        self.rows: list[tuple[Span, _Process | None]] = []
+        self.rows: list[tuple[Span, _UnitProcess | None]] = []
         self.begun = self.seconds = 0.0
         self.processes = 0
-        self.ready: deque[_Process] = deque()
-        self.births: list[_Process] = []
-        self.blocked: list[_Process] = []
-        self.homeless: deque[_Process] = deque()
-        self.local: tuple[_Process, Forward, Command] | None = None
-        self.made_here: tuple[_Process, Forward, Command] | None = None
+        self.ready: deque[_UnitProcess] = deque()
+        self.births: list[_UnitProcess] = []
+        self.blocked: list[_UnitProcess] = []
+        self.homeless: deque[_UnitProcess] = deque()
+        self.local: tuple[_UnitProcess, Forward, Command] | None = None
+        self.made_here: tuple[_UnitProcess, Forward, Command] | None = None
         self.free = [False, *[True] * (pool.units - 1)]
 
     @property
@@ -128,7 +129,7 @@ class Parallel(Real):
             for row, process in self.rows
         ]
 
-    def run(self, steps: Steps, tokens: int) -> Work:
+    def run(self, steps: Steps, tokens: int) -> CountedWork:
         """See `Interpreter`. What goes wrong here leaves the processes broken."""
         import torch
 
@@ -145,7 +146,7 @@ class Parallel(Real):
 
     def _run(self, steps: Steps) -> None:
         pool = self.pool
-        main = _Process(steps, None, 0)
+        main = _UnitProcess(steps, None, 0)
         main.tags = np.zeros(pool.tags.shape[1:], np.int64)
         main.kept = True
         self._number(main)
@@ -184,11 +185,11 @@ class Parallel(Real):
 
     # --- processes ---
 
-    def _number(self, process: _Process) -> None:
+    def _number(self, process: _UnitProcess) -> None:
         process.number = self.processes
         self.processes += 1
 
-    def _advance(self, task: _Process) -> None:
+    def _advance(self, task: _UnitProcess) -> None:
         """Send answers and carry out steps until the task has to wait for something."""
         body = task.body
         while not task.ended and not self._over():
@@ -206,7 +207,7 @@ class Parallel(Real):
                 continue
             return
 
-    def _answered(self, task: _Process, step: Any) -> bool:
+    def _answered(self, task: _UnitProcess, step: Any) -> bool:
         """Carry out a step; whether the task can go on."""
         match step:
             case Read():
@@ -236,20 +237,20 @@ class Parallel(Real):
                 self._take_over(task, step)
         return True
 
-    def _committed(self, task: _Process, step: Commit) -> bool:
+    def _committed(self, task: _UnitProcess, step: Commit) -> bool:
         if not task.leads:
             return False
         task.kept = True
         self.commit(step)
         return True
 
-    def _joined(self, task: _Process, subs: Sequence[Any]) -> bool:
+    def _joined(self, task: _UnitProcess, subs: Sequence[Any]) -> bool:
         if not all(sub.ended for sub in subs):
             return False
         task.answer = tuple(sub.value for sub in subs)
         return True
 
-    def _block(self, task: _Process, since: Callable[[], bool]) -> bool:
+    def _block(self, task: _UnitProcess, since: Callable[[], bool]) -> bool:
         """Have a task wait for something, unless that is there; whether it is."""
         if since():
             return True
@@ -270,13 +271,13 @@ class Parallel(Real):
             else:
                 self.blocked.append(task)
 
-    def _end(self, task: _Process) -> None:
+    def _end(self, task: _UnitProcess) -> None:
         task.ended = True
         if task.single is None:
             self._vacate(task)
         self._release()
 
-    def _stop(self, task: _Process) -> None:
+    def _stop(self, task: _UnitProcess) -> None:
         """End a task with all that it has started."""
         if task.ended:
             return
@@ -312,7 +313,7 @@ class Parallel(Real):
         low = min((piece.start for piece in command.pieces), default=command.at)
         self.pool.tags[unit, command.first : command.last, low : command.at + len(command.tokens)] = GONE
 
-    def _settle(self, task: _Process) -> bool:
+    def _settle(self, task: _UnitProcess) -> bool:
         """Give a process that may be anywhere a unit."""
         if True not in self.free:
             self.homeless.append(task)
@@ -321,7 +322,7 @@ class Parallel(Real):
         self.free[task.unit] = False
         return True
 
-    def _vacate(self, task: _Process) -> None:
+    def _vacate(self, task: _UnitProcess) -> None:
         if task.unit < 0:
             return
         self.free[task.unit] = True
@@ -333,7 +334,7 @@ class Parallel(Real):
 
     # --- sub-processes ---
 
-    def _fork(self, task: _Process, step: Fork) -> None:
+    def _fork(self, task: _UnitProcess, step: Fork) -> None:
         if any(old is not None for old in step.heirs_of):
             raise ParameterError("a run over processes starts no sub-process with the cache of an ended one, as beam search does")
         found = []
@@ -341,7 +342,7 @@ class Parallel(Real):
             if unit is not None and not 0 < unit < self.pool.units:
                 said = f"at least {unit + 1}, as the algorithm starts a process on unit {unit}"
                 raise ParameterError(f"units must be {said}, got {self.pool.units}; start more processes")
-            found.append(_Process(body, task, unit))
+            found.append(_UnitProcess(body, task, unit))
             self._number(found[-1])
         task.answer = tuple(found)
         task.started.extend(found)
@@ -391,7 +392,7 @@ class Parallel(Real):
 
     # --- passes ---
 
-    def _forward(self, task: _Process, step: Forward) -> bool:
+    def _forward(self, task: _UnitProcess, step: Forward) -> bool:
         """Announce a pass of a process with a cache of its own; whether it is made already, having no layers."""
         task.book.write(step)
         if step.first == step.last:
@@ -402,13 +403,13 @@ class Parallel(Real):
         self._bear()
         return False
 
-    def _begin(self, task: _Process, step: Forward) -> None:
+    def _begin(self, task: _UnitProcess, step: Forward) -> None:
         """Have a pass made where the task is."""
         self.work.account.add(step)
         task.last = step
         if step.first == step.last:
             states = step.state.states[-len(step.tokens) :] if step.first else None
-            self._passed(task, _Made(step, self.pool.decoder, states, task.unit, task.serial))
+            self._passed(task, _UnitOutput(step, self.pool.decoder, states, task.unit, task.serial))
             return
         self.pool.serial += 1
         task.serial = self.pool.serial
@@ -437,7 +438,7 @@ class Parallel(Real):
                     if piece.source == unit and piece.stop > step.at and piece.low < step.last and step.first < piece.high:
                         raise CacheError(f"{step.role}: a pass at position {step.at} replaces rows that a sub-process is copying")
 
-    def _command(self, task: _Process, step: Forward, tags: NDArray[np.int64]) -> Command:
+    def _command(self, task: _UnitProcess, step: Forward, tags: NDArray[np.int64]) -> Command:
         """Say what a unit is to do, and what it lacks for it; what its rows will be then is remembered."""
         pool, unit, serial = self.pool, task.unit, task.serial
         _, tokens, at, first, last, state, heads, _, after, *_ = step
@@ -446,7 +447,7 @@ class Parallel(Real):
             tokens = self.known(ROLE, tokens)
         want, have = tags[first:last, :at], pool.tags[unit, first:last]
         said = want.tobytes()
-        pieces: tuple[Piece, ...] = ()
+        pieces: tuple[MissingRows, ...] = ()
         if said != have[:, :at].tobytes():
             low = int((want != have[:, :at]).any(axis=0).argmax())
             pieces = self._pieces(task, unit, (first, last), (low, at), want[:, low:])
@@ -463,12 +464,12 @@ class Parallel(Real):
         return Command(serial, tokens, at, first, last, heads, going_on, pieces, believed_of(said), task.single is None, after)
 
     def _pieces(
-        self, task: _Process, unit: int, layers: tuple[int, int], span: tuple[int, int], want: NDArray[np.int64]
-    ) -> tuple[Piece, ...]:
+        self, task: _UnitProcess, unit: int, layers: tuple[int, int], span: tuple[int, int], want: NDArray[np.int64]
+    ) -> tuple[MissingRows, ...]:
         """Where the rows are that a unit lacks: all of them at its starter's most often."""
         pool = self.pool
         (first, last), (low, at) = layers, span
-        starter = task.parent.unit if isinstance(task.parent, _Process) else 0
+        starter = task.parent.unit if isinstance(task.parent, _UnitProcess) else 0
         order = [starter, *[each for each in range(pool.units) if each not in (starter, unit)]]
         for source in order:
             if source >= 0 and source != unit and (pool.tags[source, first:last, low:at] == want).all():
@@ -485,11 +486,11 @@ class Parallel(Real):
                 found.append(self._piece(source, layer, layer + 1, position, position + 1))
         return tuple(found)
 
-    def _piece(self, source: int, low: int, high: int, start: int, stop: int) -> Piece:
+    def _piece(self, source: int, low: int, high: int, start: int, stop: int) -> MissingRows:
         pool = self.pool
         since = pool.since[source, low:high, start:stop].max(axis=1)
         later = (since > pool.memory.stamps[source, low:high]).any()
-        return Piece(source, low, high, start, stop, tuple(since.tolist()) if later else ())
+        return MissingRows(source, low, high, start, stop, tuple(since.tolist()) if later else ())
 
     def _make(self) -> None:
         """Make the main process's own pass; meanwhile others may need their next one."""
@@ -521,7 +522,7 @@ class Parallel(Real):
         finally:
             self.made_here = None
         self._note(0, start, "forward", task, step)
-        self._passed(task, _Made(step, self.pool.decoder, states, 0, command.serial))
+        self._passed(task, _UnitOutput(step, self.pool.decoder, states, 0, command.serial))
 
     def _meanwhile(self, start: float) -> None:
         """Between layers: answers that have come are looked at, and processes that can go on do."""
@@ -554,12 +555,12 @@ class Parallel(Real):
         if not made:
             raise ProcessError(f"the process of unit {number} gave up a pass that nobody stopped; the run is over")
         memory = pool.memory
-        output = _Made(step, pool.decoder, memory.states[number, : len(step.tokens)], number, flight.command.serial)
+        output = _UnitOutput(step, pool.decoder, memory.states[number, : len(step.tokens)], number, flight.command.serial)
         if step.heads:
             output._logits = memory.logits[number : number + 1].clone()
         self._passed(task, output)
 
-    def _passed(self, task: _Process, output: _Made) -> None:
+    def _passed(self, task: _UnitProcess, output: _UnitOutput) -> None:
         task.answer = output
         if task.single is not None:
             task.value = output
@@ -568,7 +569,7 @@ class Parallel(Real):
         elif output.step.first < output.step.last:
             self.ready.append(task)
 
-    def _take_over(self, task: _Process, step: Adopt) -> None:
+    def _take_over(self, task: _UnitProcess, step: Adopt) -> None:
         """Promote a sub-process: its rows of layers [0, layers) at one position, and its state."""
         start = time.perf_counter()
         pool, (sub, at, layers, hypothesis) = self.pool, step
@@ -592,7 +593,7 @@ class Parallel(Real):
             made = made.alone(hypothesis)
         states = None if made.states is None else made.states.clone()
         pool.unit.finish()  # the unit that made them may write over them
-        task.answer = _Made(made.step, pool.decoder, states, 0, made.serial)
+        task.answer = _UnitOutput(made.step, pool.decoder, states, 0, made.serial)
         task.answer._logits = made._logits
         sub.kept = True
         self.work.account.adoptions += 1
@@ -602,13 +603,20 @@ class Parallel(Real):
     # --- records ---
 
     def _note(
-        self, unit: int, start: float, what: str, task: _Process | None, step: Forward | None = None, fate: str = "kept"
+        self, unit: int, start: float, what: str, task: _UnitProcess | None, step: Forward | None = None, fate: str = "kept"
     ) -> None:
         if self.recording:
             self._row(unit, start, time.perf_counter(), what, task, step, fate)
 
     def _row(
-        self, unit: int, start: float, end: float, what: str, task: _Process | None, step: Forward | None = None, fate: str = "kept"
+        self,
+        unit: int,
+        start: float,
+        end: float,
+        what: str,
+        task: _UnitProcess | None,
+        step: Forward | None = None,
+        fate: str = "kept",
     ) -> None:
         number = 0 if task is None else task.number
         if step is None:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.decoders.adapter import Decoder
-from calibrate.decoders.kv_rows import LayerRows, Rows
+from calibrate.decoders.kv_rows import KvRows, LayerRows
 from calibrate.loading.replicas import Replica
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.untested_on_gpu.gpu_ordering import Order
@@ -55,7 +55,7 @@ STARTED, READY, ENDED = range(3)
 NAP = 0.1  # seconds after which a sleeper looks for itself, should a byte have gone astray
 
 
-class Piece(NamedTuple):
+class MissingRows(NamedTuple):
     """Rows [start, stop) of layers [low, high) that a unit lacks and `source` has, or will have.
 
     `since` are the passes, one for each layer, with which the source has them; without any it has them.
@@ -80,7 +80,7 @@ class Command(NamedTuple):
     heads: int
     state: Any
     """Where `first` is above 0: the number of the pass of this very unit to go on from, or in the main process its states."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[MissingRows, ...]
     believed: int
     """Of all rows that it sees: `believed_of`."""
     followed: bool = True
@@ -112,7 +112,7 @@ class Board:
         )
 
 
-class Memory:
+class SharedState:
     """What all processes share of a model's state, a unit's rows where the unit is.
 
     `rows`: of each unit, shape (layers, 2, 1, key-value heads, capacity, head_dim), keys and then values. `states`: behind the last
@@ -138,7 +138,7 @@ class Memory:
         self.capacity = self.tags.shape[2]
 
     @classmethod
-    def of(cls, decoder: Decoder, units: int, capacity: int, devices: Sequence[str] = ()) -> Memory:
+    def of(cls, decoder: Decoder, units: int, capacity: int, devices: Sequence[str] = ()) -> SharedState:
         """Room for so many units and positions of this model, whose devices are those of their rows."""
         import torch
 
@@ -199,10 +199,10 @@ class SharedRows(LayerRows):
 class Unit:
     """A replica at work on the rows of its unit; in the main process unit 0."""
 
-    def __init__(self, number: int, decoder: Decoder, memory: Memory, order: Order | None = None) -> None:
+    def __init__(self, number: int, decoder: Decoder, memory: SharedState, order: Order | None = None) -> None:
         self.number, self.decoder, self.memory = number, decoder, memory
         self.order = Order() if order is None else order
-        self.rows = Rows(0)
+        self.rows = KvRows(0)
         self.tags, self.stamps = memory.tags[number], memory.stamps[number]
         self.fence, self.parent = threading.Lock(), os.getppid()
         self.made = 0
@@ -275,9 +275,9 @@ class Unit:
         """Wait until all that was launched is done, unless it is stopped."""
         self.order.finish(stopped, meanwhile)
 
-    def _fetch(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def _fetch(self, pieces: Sequence[MissingRows]) -> list[MissingRows]:
         """Copy what is there; what has to be waited for."""
-        later: list[Piece] = []
+        later: list[MissingRows] = []
         for piece in pieces:
             source, low, high, start, stop, since = piece
             if since and (self.memory.stamps[source, low:high] < since).any():
@@ -295,7 +295,7 @@ class Unit:
         self.tags[low:high, start:stop] = memory.tags[source, low:high, start:stop]
 
     def _follow(
-        self, piece: Piece, layer: int, stopped: Callable[[], bool] | None, meanwhile: Callable[[], None] | None
+        self, piece: MissingRows, layer: int, stopped: Callable[[], bool] | None, meanwhile: Callable[[], None] | None
     ) -> None:
         """Copy one layer's rows as soon as they are there."""
         stamp = memoryview(self.memory.stamps[piece.source])
@@ -487,7 +487,7 @@ class _Worker:
         if source:
             decoder.read_source(source)
         decoder.warm()
-        memory, order = Memory(*tensors), None
+        memory, order = SharedState(*tensors), None
         if self.rings:
             order = gpu_ordering.Events(self.orders.number, self.orders.device, self.rings, memory.marks)
             decoder.numbers = torch.arange(

@@ -38,8 +38,8 @@ from calibrate.workers.worker_loop import (
     STOPPED,
     Board,
     Command,
-    Memory,
     Orders,
+    SharedState,
     Unit,
     fingerprint,
     share_weights,
@@ -221,7 +221,7 @@ class Pool:
         checks.whole("capacity", capacity, 1, most, f"positions of model {decoder.name}")
         order = None
         with torch.inference_mode(False):
-            memory = Memory.of(decoder, self.units, capacity, self.devices)
+            memory = SharedState.of(decoder, self.units, capacity, self.devices)
             weights = share_weights(decoder) if self.share else None
         if self.rings:
             order = gpu_ordering.Events(0, self.devices[0], self.rings, memory.marks)

@@ -10,11 +10,8 @@ from typing import Any
 
 import polars as pl
 
-METHODS = {
-    "autoregressive": "plain decoding", "ppd": "Predictive Pipelined Decoding", "speculative": "speculative decoding",
-    "adaptive": "adaptive drafts", "hierarchical": "three models", "beam": "beam search", "bild": "Big Little Decoder",
-    "skipdecode": "SkipDecode", "early_exit": "early exit", "pearl": "PEARL",
-}  # fmt: skip
+from model.methods import registry
+
 SPLIT = "tensor parallelism"
 """Plain decoding with each layer split over several devices."""
 
@@ -93,8 +90,8 @@ def words(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 def method(row: Mapping[str, Any]) -> str:
     """The name of a row's method; of plain decoding on several devices that it is split."""
-    split = row["method"] == "autoregressive" and (row.get("ways") or row.get("tensor_parallel") or 1) > 1
-    return SPLIT if split else METHODS.get(row["method"], str(row["method"]))
+    split = row["method"] == registry.PLAIN and (row.get("ways") or row.get("tensor_parallel") or 1) > 1
+    return SPLIT if split else registry.label(str(row["method"]))
 
 
 def names(rows: pl.DataFrame) -> dict[Any, str]:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from figures.common.style import GREY
 from model.hardware.cost_models import Hardware
 from model.hardware.profile import AXES, Profile
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 
 WORDS = {"layer": "layers", "dense": "products", "attention": "attention"}
 _COMPOSED = re.compile(r"attention split ([\d, ]+) ways: (composed [^(]*)")
@@ -18,9 +18,9 @@ _COMPOSED = re.compile(r"attention split ([\d, ]+) ways: (composed [^(]*)")
 def of_part(profile: Profile, part: str, ways: int = 1) -> str:
     """How the times of one part came about: `measured`, or `composed` of what, and what is assumed of them.
 
-    >>> from model.hardware import profile
-    >>> vidur = profile.load("h100-llama-2-7b")
-    >>> of_part(vidur, "dense"), of_part(vidur, "attention"), of_part(profile.load("h100-llama-2-13b"), "dense")
+    >>> from model.hardware import profile_files
+    >>> vidur = profile_files.load("h100-llama-2-7b")
+    >>> of_part(vidur, "dense"), of_part(vidur, "attention"), of_part(profile_files.load("h100-llama-2-13b"), "dense")
     ('measured', 'composed of operations', 'composed of operations')
     """
     if profile.provenance == "measured":
@@ -44,8 +44,8 @@ def is_measured(profile: Profile, part: str, ways: int = 1) -> bool:
 def parts_said(profile: Profile, ways: int = 1) -> str:
     """The parts of a layer, each with how its times came about; one word where all came about alike.
 
-    >>> from model.hardware import profile
-    >>> parts_said(profile.load("h100-llama-2-7b")), parts_said(profile.load("rtx-4090-llama-3.1-8b"))
+    >>> from model.hardware import profile_files
+    >>> parts_said(profile_files.load("h100-llama-2-7b")), parts_said(profile_files.load("rtx-4090-llama-3.1-8b"))
     ('products measured, attention composed of operations', 'measured')
     """
     found = {part: of_part(profile, part, ways) for part in WORDS if part in profile.parts}
@@ -57,10 +57,10 @@ def parts_said(profile: Profile, ways: int = 1) -> str:
 def beyond(profile: Profile, ways: int = 1, *, width: int, context: int, batch: int) -> str:
     """Which parts of a layer a figure takes farther than the table goes, where the reached share of the peaks is held; or nothing.
 
-    >>> from model.hardware import profile
-    >>> beyond(profile.load("h100-llama-2-13b"), width=16, context=1024, batch=128)
+    >>> from model.hardware import profile_files
+    >>> beyond(profile_files.load("h100-llama-2-13b"), width=16, context=1024, batch=128)
     'beyond the table: attention from width 1'
-    >>> beyond(profile.load("rtx-4090-llama-3.1-8b"), width=16, context=1024, batch=128)
+    >>> beyond(profile_files.load("rtx-4090-llama-3.1-8b"), width=16, context=1024, batch=128)
     ''
     """
     asked = {"width": width, "context": context, "batch": batch, "tokens": width * batch}
@@ -86,13 +86,13 @@ def under_title(axes: Axes, title: str, said: str, also: str = "") -> None:
 
 def of_hardware(hardware: Hardware) -> str:
     """What a cost model's seconds rest on."""
-    if isinstance(hardware, Measured):
+    if isinstance(hardware, ProfileCosts):
         return parts_said(hardware.profile, hardware.ways)
     return hardware.provenance
 
 
 def of_hardware_beyond(hardware: Hardware, *, width: int, context: int, batch: int) -> str:
     """`beyond` of a cost model, where it is one of a table."""
-    if not isinstance(hardware, Measured):
+    if not isinstance(hardware, ProfileCosts):
         return ""
     return beyond(hardware.profile, hardware.ways, width=width, context=context, batch=batch)

@@ -30,12 +30,6 @@ INK, GREY, PALE = "#000000", "#595959", "#c8c8c8"
 
 VIEWS = ("formula", "paths", "events")
 NAMES = {"formula": "formula", "paths": "simulated: paths", "events": "simulated: events"}
-METHODS = {
-    "autoregressive": "plain decoding", "speculative": "speculative", "adaptive": "adaptive drafts", "hierarchical": "hierarchical",
-    "beam": "beams", "ppd": "PPD", "ppd-processes": "PPD, processes", "ppd-streams": "PPD, streams", "pearl": "PEARL",
-    "bild": "BiLD", "early_exit": "early exit", "skipdecode": "SkipDecode",
-}  # fmt: skip
-"""What methods are called where there is little room."""
 
 _RULES: dict[Any, Any] = {
     "font.size": 10.0,

@@ -12,8 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
-from figures.common.style import COLOURS, GREY, INK, METHODS, PALE, canvas, demand, house
+from figures.common.style import COLOURS, GREY, INK, PALE, canvas, demand, house
 from model.logs.prediction_error import by_method
+from model.methods import registry
 
 _POINT = COLOURS[0]
 _HALF = 0.36  # of a row's height; rows are 1 apart
@@ -66,7 +67,7 @@ def _strip(axes: Axes, level: int, each: dict[str, Any], errors: NDArray[np.floa
 def _frame(axes: Axes, found: list[dict[str, Any]], largest: float) -> None:
     axes.grid(True, axis="x")
     axes.axvline(0, color=INK, linewidth=0.8, zorder=2, label="no error")
-    names = [METHODS.get(each["method"], each["method"]) for each in found]
+    names = [registry.label(each["method"], short=True) for each in found]
     axes.set_yticks(range(len(found)), [f"{name} ({each['runs']})" for name, each in zip(names, found, strict=True)])
     axes.set_ylim(len(found) - 0.45, -0.55)
     reach = 108 * max(largest, *(each["bound"] for each in found))

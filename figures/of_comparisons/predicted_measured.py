@@ -13,9 +13,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from figures.common.style import GREY, INK, LINES, MARKERS, METHODS, PALE, Look, canvas, categories, demand, house
+from figures.common.style import GREY, INK, LINES, MARKERS, PALE, Look, canvas, categories, demand, house
 from model.base.checks import ParameterError
 from model.logs.prediction_error import BAND, choices, floor
+from model.methods import registry
 
 Floats = NDArray[np.float64]
 
@@ -113,7 +114,7 @@ def _legend(figure: Figure, rows: pl.DataFrame, styles: dict[str, Look], allowed
     dot: dict[str, Any] = {"linestyle": "none", "markersize": 7}
     handles: list[Line2D | Patch] = []
     for method, look in styles.items():
-        name = METHODS.get(method, method)
+        name = registry.label(method, short=True)
         handles.append(Line2D([], [], marker=look.marker, color=look.colour, markeredgecolor="white", label=name, **dot))
     if rows["disturbed"].any():
         name = "hollow: disturbed by\nother work"

@@ -10,9 +10,10 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.common.style import COLOURS, GREY, INK, METHODS, canvas, demand, house
+from figures.common.style import COLOURS, GREY, INK, canvas, demand, house
 from model.base import checks
 from model.logs.prediction_error import PARTS
+from model.methods import registry
 
 _NAMES = {
     "target": "target\npasses", "draft": "draft\npasses", "medium": "medium\npasses", "reads": "heads\nand reads",
@@ -70,7 +71,7 @@ def draw(table: pl.DataFrame, row: int | None = None) -> Figure:
         settings = f" ({chosen['settings']})" if chosen["settings"] else ""
         off = _signed(100 * (predicted / measured - 1))
         figure.text(0.1, 0.945, "Where does the prediction go wrong?", fontsize=13, weight="bold", va="center")
-        name = METHODS.get(chosen["method"], chosen["method"])
+        name = registry.label(chosen["method"], short=True)
         prompt = f", {chosen['prompt']}" if chosen["prompt"] else ""
         said = f"{fill(f'{name}{settings}{prompt}', 110)}\nwith the prompt's time the prediction is off by {off} %; {which}"
         if (chosen["units"] or 1) > 1:

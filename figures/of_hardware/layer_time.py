@@ -19,7 +19,7 @@ from figures.common.style import GREY, house, looks, side_by_side
 from model.base import checks
 from model.base.checks import ParameterError
 from model.hardware.profile import Profile
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 
 Floats = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ BATCHES = (1, 8, 32)
 LONGEST = 8192
 
 
-class Times(NamedTuple):
+class LayerTimes(NamedTuple):
     """A layer by context, each of shape (contexts,) [s]: as a whole, and without its attention where that is known apart."""
 
     context: Floats
@@ -43,16 +43,16 @@ class Stored(NamedTuple):
     whole: Floats
 
 
-def times(hardware: Measured, contexts: Sequence[int] | Floats, batch: int) -> Times:
+def times(hardware: ProfileCosts, contexts: Sequence[int] | Floats, batch: int) -> LayerTimes:
     """One layer over one new token of each of `batch` texts. What reductions take, of a split layer, is in the products' part."""
     at = np.asarray(contexts, dtype=np.float64)
     whole = np.broadcast_to(hardware.layer(1, at, batch).seconds, at.shape)
     if "layer" in hardware.profile.parts:
-        return Times(at, whole, None)
-    return Times(at, whole, np.asarray(whole - hardware.attention(1, at, batch).seconds))
+        return LayerTimes(at, whole, None)
+    return LayerTimes(at, whole, np.asarray(whole - hardware.attention(1, at, batch).seconds))
 
 
-def stored(hardware: Measured, batch: int) -> Stored:
+def stored(hardware: ProfileCosts, batch: int) -> Stored:
     """The rows of the profile that a layer at this batch is read from without interpolating."""
     part = "attention" if "layer" not in hardware.profile.parts else "layer"
     rows = hardware.profile.rows(part, hardware.ways)
@@ -75,7 +75,7 @@ def draw(profiles: Sequence[Profile], *, batches: Sequence[int] = BATCHES, longe
     for batch in batches:
         checks.whole("batch", batch, 1)
     checks.whole("longest", longest, 256, checks.MAX_TOKENS)
-    models = [Measured(each, ways=ways) for each in profiles]
+    models = [ProfileCosts(each, ways=ways) for each in profiles]
     with house():
         figure, panels = side_by_side(len(profiles), 5.3, 0.105, 0.655, 1.75)
         width = figure.get_figwidth()
@@ -90,7 +90,7 @@ def draw(profiles: Sequence[Profile], *, batches: Sequence[int] = BATCHES, longe
     return figure
 
 
-def _panel(axes: Axes, hardware: Measured, batches: Sequence[int], longest: int) -> None:
+def _panel(axes: Axes, hardware: ProfileCosts, batches: Sequence[int], longest: int) -> None:
     profile = hardware.profile
     parts = ("layer",) if "layer" in profile.parts else ("dense", "attention")
     measured = all(is_measured(profile, part, hardware.ways) for part in parts)

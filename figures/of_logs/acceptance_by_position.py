@@ -71,7 +71,7 @@ def draw(lengths: Sequence[ArrayLike], draft_length: int, about: str, bins: int 
     return figure
 
 
-def _panel(axes: Axes, x: ArrayLike, found: rates_from_logs.Rates, alpha: float, ends: tuple[float, float]) -> None:
+def _panel(axes: Axes, x: ArrayLike, found: rates_from_logs.EstimatedRates, alpha: float, ends: tuple[float, float]) -> None:
     axes.grid(True)
     places = np.asarray(x, dtype=np.float64)
     if np.isfinite(ends[0]):

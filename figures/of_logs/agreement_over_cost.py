@@ -20,6 +20,7 @@ from matplotlib.ticker import PercentFormatter
 
 from figures.common.style import GREY, INK, LINES, Look, demand, house, looks, side_by_side
 from model.base import checks
+from model.methods import registry
 
 COSTS = {
     "weight_bytes_over_plain": "weights read per token, relative to plain decoding",
@@ -35,7 +36,6 @@ QUALITIES = {
 MOST_SERIES = 8
 _ALONG = {"bild": ("fallback_threshold",), "early_exit": ("threshold", "exit_layer"), "skipdecode": ("min_layers", "max_layers")}
 """Along what a line of points goes, by method: the first of these that takes several values."""
-_NAMES = {"bild": "BiLD", "early_exit": "early exit", "skipdecode": "SkipDecode"}
 _KEYS = {
     "variant": "{}", "exit_layer": "exit {:g}", "maximum_draft": "drafts to {:g}", "measure": "{}", "fill": "{}",
     "first_check": "from layer {:g}", "rollback_threshold": "rollback {:g}", "fallback_threshold": "fallback {:g}",
@@ -69,7 +69,7 @@ def series(rows: pl.DataFrame) -> list[Series]:
         parts = own.group_by(telling, maintain_order=True) if telling else [((), own)]
         for values, part in parts:
             words = [_word(name, value) for name, value in zip(telling, values, strict=True) if value is not None]
-            name = ", ".join([_NAMES.get(str(method), str(method)), *words])
+            name = ", ".join([registry.label(str(method), short=True), *words])
             found.append(Series(name, along, part.sort(along) if along else part))
     return found
 

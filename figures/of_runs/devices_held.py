@@ -16,11 +16,11 @@ from matplotlib.ticker import FuncFormatter
 
 from figures.common.speedup_baseline import ONE, over_one_device
 from figures.common.style import GREY, INK, demand, house, looks, side_by_side
-from figures.of_runs.speedup_by_device import WORDS, device_column, most_exact, rates_from, times_from
+from figures.of_runs.speedup_by_device import device_column, most_exact, rates_from, times_from
 from model.base.checks import ParameterError
+from model.methods import registry
 
 MOST_PANELS = 4
-_PLAIN = "autoregressive"
 _BOUNDS = ("speedup_input_low", "speedup_input_high")
 _NEEDED = ("point", "view", "method", "speedup", "held_units", "ways")
 
@@ -33,9 +33,9 @@ class _Way(NamedTuple):
 
     @property
     def name(self) -> str:
-        if self.method == _PLAIN:
+        if self.method == registry.PLAIN:
             return "tensor parallelism: each layer split"
-        word = WORDS.get(self.method, self.method)
+        word = registry.label(self.method)
         return f"{word}, each layer split too" if self.split else f"{word}: replicas"
 
 
@@ -46,7 +46,7 @@ def _table(rows: pl.DataFrame) -> tuple[str | None, pl.DataFrame]:
     table = most_exact(rows.with_columns(missing)).filter(pl.col("held_units").is_not_null(), pl.col("ways").is_not_null())
     table, baseline = over_one_device(table)
     table = table if baseline == ONE else table.clear()
-    return column, table.filter(~((pl.col("method") == _PLAIN) & (pl.col("ways") == 1)))
+    return column, table.filter(~((pl.col("method") == registry.PLAIN) & (pl.col("ways") == 1)))
 
 
 def fits(rows: pl.DataFrame) -> bool:
@@ -58,8 +58,8 @@ def fits(rows: pl.DataFrame) -> bool:
         return False
     column, table = _table(rows)
     panels = 1 if column is None else table[column].n_unique()
-    split = table.filter(pl.col("method") == _PLAIN)
-    rival = table.filter(pl.col("method") != _PLAIN, pl.col("ways") == 1, pl.col("held_units") > 1)
+    split = table.filter(pl.col("method") == registry.PLAIN)
+    rival = table.filter(pl.col("method") != registry.PLAIN, pl.col("ways") == 1, pl.col("held_units") > 1)
     keys = ["method", "ways", "held_units", *([column] if column else [])]
     return (
         0 < panels <= MOST_PANELS and bool({*split["held_units"]} & {*rival["held_units"]})
@@ -103,8 +103,8 @@ def draw(rows: pl.DataFrame) -> Figure:
 
 def _headline(table: pl.DataFrame, column: str | None) -> str:
     """How much faster shares are than replicas at the most devices that both are known of: the range over devices."""
-    split = table.filter(pl.col("method") == _PLAIN)
-    rival = table.filter(pl.col("method") != _PLAIN, pl.col("ways") == 1)
+    split = table.filter(pl.col("method") == registry.PLAIN)
+    rival = table.filter(pl.col("method") != registry.PLAIN, pl.col("ways") == 1)
     held = max({*split["held_units"]} & {*rival["held_units"]})
     keys = ["held_units", *([column] if column else [])]
     best = rival.group_by(keys, maintain_order=True).agg(pl.col("speedup").max().alias("rival"))

@@ -17,6 +17,7 @@ from figures.common import naming
 from figures.common.speedup_baseline import ONE, over_one_device
 from figures.common.style import GREY, INK, MARKERS, VIEWS, Look, categories, demand, house, looks
 from model.base import checks
+from model.methods import registry
 
 AXES = {
     "held_units": "units reserved",
@@ -24,7 +25,6 @@ AXES = {
     "compute_per_token": "unit-time per token, relative to plain decoding",
 }
 _Y = "speedup"
-_PLAIN = "autoregressive"
 MOST_SETTINGS = 6
 """What methods are run on, rates and costs that were swept: each has a row of panels."""
 MOST_CHOICES = len(MARKERS)
@@ -97,8 +97,8 @@ def _table(rows: pl.DataFrame) -> _Table:
     split = (pl.col("ways") if "ways" in table.columns else pl.lit(1)).fill_null(1)
     if baseline != ONE:  # in units of as many devices as layers are split over, of which plain decoding has one
         names = [name for name in table.columns if name == "held_units" or name.startswith("mean_units")]
-        table = table.with_columns(pl.col(name) / split for name in names).filter(pl.col("method") != _PLAIN)
-    table = table.filter((pl.col("method") != _PLAIN) | (split > 1))  # plain decoding on one unit is the star
+        table = table.with_columns(pl.col(name) / split for name in names).filter(pl.col("method") != registry.PLAIN)
+    table = table.filter((pl.col("method") != registry.PLAIN) | (split > 1))  # plain decoding on one unit is the star
     over = baseline if "ways" in table.columns and table["ways"].count() else "plain decoding"
     keys = [name for name in naming.telling(table) if name in naming.CHOICES]
     # What was swept: columns that vary where the choice is the same.

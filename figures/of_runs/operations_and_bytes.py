@@ -18,9 +18,9 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from figures.common import naming
-from figures.common.naming import METHODS
 from figures.common.style import GREY, INK, NAMES, VIEWS, canvas, demand, house, looks
 from model.base import checks
+from model.methods import registry
 
 WORDS = {
     "speedup": "speed-up",
@@ -31,7 +31,6 @@ WORDS = {
 """What is drawn, all over plain decoding's, and what it is called."""
 _OF = {"flops": "flops_per_token", "weights": "weight_bytes_per_token", "intensity": "arithmetic_intensity"}
 MOST_POINTS = 16
-_PLAIN = "autoregressive"
 _MAIN = {name: naming.WORDS[name] for name in (*naming.MAIN[1:], "mean_exit_layer")}
 """What a choice is named by; the others only where choices of a method differ in them."""
 _MORE = {
@@ -71,8 +70,8 @@ def draw(rows: pl.DataFrame) -> Figure:
     order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)
     table = table.sort("point", order, maintain_order=True)
     names = [name for name in WORDS if name in table.columns and table[name].count()]
-    methods = [name for name in table["method"].unique(maintain_order=True) if name != _PLAIN]
-    colours = {_PLAIN: GREY} | {name: look.colour for name, look in zip(methods, looks(len(methods)), strict=True)}
+    methods = [name for name in table["method"].unique(maintain_order=True) if name != registry.PLAIN]
+    colours = {registry.PLAIN: GREY} | {name: look.colour for name, look in zip(methods, looks(len(methods)), strict=True)}
     with house():
         width = _SIDE + _WIDE * max(len(names), 2)
         height = _HEAD + _BAR * max(count, 3) + _FOOT
@@ -133,7 +132,7 @@ def _labels(table: pl.DataFrame) -> list[str]:
         batches = own.filter(pl.col("sequences") > 1)  # of one sequence every way of batching is the same
         keys = {key: form for key, form in _MORE.items() if (batches if key == "batching" else own)[key].n_unique() > 1} | _MAIN
         words = [form.format(row[key]) for key, form in keys.items() if row[key] is not None and not _plain(key, row)]
-        texts.append(", ".join([METHODS.get(row["method"], row["method"])] * (several or not words) + words))
+        texts.append(", ".join([registry.label(row["method"])] * (several or not words) + words))
     return texts
 
 
@@ -147,7 +146,7 @@ def _heading(figure: Figure, table: pl.DataFrame, width: float, height: float) -
     left = 0.2 / width
     title = "Speed-up of each choice, and its compute and memory traffic"
     figure.text(left, 1 - 0.28 / height, title, fontsize=13, weight="bold", va="center")
-    method = [METHODS.get(name, name) for name in table["method"].unique(maintain_order=True)]
+    method = [registry.label(name) for name in table["method"].unique(maintain_order=True)]
     sources = "; ".join(dict.fromkeys(str(source) for source in table["outcomes_source"].drop_nulls()))
     told = [method[0] if len(method) == 1 else "", f"rates {sources}" if sources else "", "times and shapes as [cost] says"]
     tokens = table["tokens"].drop_nulls().unique().to_list()

@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from figures.common.labels import at_right
 from figures.common.style import GREY, INK, NAMES, VIEWS, Look, demand, house, looks, points, side_by_side
 from model.base import checks
-from model.methods.batching import SAID
+from model.methods.method_parameters import SAID
 
 MOST_PANELS = 4
 MOST_LENGTHS = 6

@@ -15,9 +15,9 @@ from figures.common import naming
 from figures.common.speedup_baseline import ONE, over_one_device
 from figures.common.style import GREY, INK, VIEWS, canvas, demand, house, looks
 from model.base.checks import ParameterError
+from model.methods import registry
 
 MOST_DEVICES, MOST_CHOICES = 12, 8
-WORDS = naming.METHODS | {"ppd": "pipelined decoding (PPD)"}
 _TOLD = {
     name: naming.WORDS[name] for name in (
         "candidates", "draft_length", "acceptance_rate", "exit_layer", "max_layers", "min_layers", "sequences", "batching",
@@ -45,11 +45,11 @@ def choice(row: Mapping[str, Any], varied: set[str]) -> str:
     """A method with what tells it from its likes, and how many devices it holds."""
     held = int(row["held_units"])
     devices = f"{held} device{'s' if held > 1 else ''}"
-    if row["method"] == "autoregressive" and row["ways"] > 1:
+    if row["method"] == registry.PLAIN and row["ways"] > 1:
         return f"tensor parallelism, {devices}"
     words = [said.format(row[key]) for key, said in _TOLD.items() if key in varied and row.get(key) is not None]
     split = [f"layers split {row['ways']} ways"] if row["ways"] > 1 else []
-    return ", ".join([WORDS.get(row["method"], row["method"]), *words, *split, devices])
+    return ", ".join([registry.label(row["method"]), *words, *split, devices])
 
 
 def chosen(rows: pl.DataFrame) -> tuple[str, pl.DataFrame, str] | None:
@@ -63,7 +63,7 @@ def chosen(rows: pl.DataFrame) -> tuple[str, pl.DataFrame, str] | None:
     names = [choice(row, varied) for row in table.iter_rows(named=True)]
     table = table.with_columns(pl.Series("choice", names, dtype=pl.String))
     itself = (pl.col("ways") == 1) if baseline == ONE else pl.lit(True)  # plain decoding compared with itself
-    whole = table.filter(~((pl.col("method") == "autoregressive") & itself))
+    whole = table.filter(~((pl.col("method") == registry.PLAIN) & itself))
     alike = whole.select("choice", column).is_duplicated().any()
     few = 0 < whole["choice"].n_unique() <= MOST_CHOICES
     return (column, whole, baseline) if few and not alike and whole[column].n_unique() > 1 else None
@@ -162,5 +162,5 @@ def rates_from(table: pl.DataFrame) -> str:
         return "no rates"
     sources: dict[str, dict[str, None]] = {}
     for row in table.drop_nulls(["outcomes_source"]).iter_rows(named=True):
-        sources.setdefault(row["outcomes_source"].partition(":")[0], {})[WORDS.get(row["method"], row["method"])] = None
+        sources.setdefault(row["outcomes_source"].partition(":")[0], {})[registry.label(row["method"])] = None
     return "; ".join(f"rates of {', '.join(methods)} {kind}" for kind, methods in sources.items()) or "no rates"

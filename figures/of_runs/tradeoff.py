@@ -46,7 +46,7 @@ _RATES = np.linspace(0.0, 1.0, 201)
 
 
 @dataclass(frozen=True)
-class _Series:
+class _MethodCurve:
     """Points that lie on one curve: those of one choice of the method, whatever the match rate."""
 
     name: str
@@ -96,7 +96,7 @@ def draw(rows: pl.DataFrame, x: str = "mean_units") -> Figure:
     return figure
 
 
-def _series(table: pl.DataFrame, x: str) -> list[_Series]:
+def _series(table: pl.DataFrame, x: str) -> list[_MethodCurve]:
     # The flat form's curve below layers/2 is the one that depends on the number of tokens.
     below = (pl.col("form") == "flat") & (2 * pl.col("exit_layer") < pl.col("layers"))
     table = table.with_columns(flat_tokens=pl.when(below).then(pl.col("tokens")))
@@ -114,7 +114,7 @@ def _series(table: pl.DataFrame, x: str) -> list[_Series]:
         words = [_KEYS[key].format(first[key]) for key in varying if first[key] is not None]
         name = textwrap.fill(", ".join(words) or first["method"] or "points", 34)
         tokens = group["tokens"].max()
-        result.append(_Series(name, group, _curve(first, tokens, x), look))
+        result.append(_MethodCurve(name, group, _curve(first, tokens, x), look))
     return result
 
 
@@ -135,7 +135,7 @@ def _curve(choice: Mapping[str, Any], tokens: Any, x: str) -> tuple[Floats, Floa
     return (busy / latency if x == "mean_units" else busy / (d * tokens)), latency / (d * tokens)
 
 
-def _draw(axes: Axes, series: _Series, x: str) -> None:
+def _draw(axes: Axes, series: _MethodCurve, x: str) -> None:
     colour, marker, line = series.look
     if series.curve is not None:
         axes.plot(*series.curve, color=colour, linestyle=line, linewidth=1.4, label=f"curve {series.name}", zorder=2)
@@ -203,7 +203,7 @@ def _shared(axes: Axes, texts: Sequence[tuple[float, float, str, str]]) -> list[
     return [each for each in found if each[2]]
 
 
-def _legends(figure: Figure, series: list[_Series], table: pl.DataFrame, x: str) -> None:
+def _legends(figure: Figure, series: list[_MethodCurve], table: pl.DataFrame, x: str) -> None:
     shown = series
     if len(series) > _MOST_ENTRIES:
         shown = [series[index] for index in np.linspace(0, len(series) - 1, _MOST_ENTRIES).round().astype(int)]

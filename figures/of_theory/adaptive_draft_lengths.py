@@ -87,7 +87,7 @@ def trajectories(
     accepted = luck < rates[:, None]
     found: dict[str, tuple[Floats, float]] = {}
     for name, options in CHOICES.items():
-        parameters = Parameters(_LAYERS, max_draft_length=longest, **options).informed(cost)
+        parameters = Parameters(_LAYERS, max_draft_length=longest, **options).with_costs(cost)
         found[name] = _play(parameters.started(replications), accepted, cost, longest)
     fixed = [_play(Constant(length, replications), accepted, cost, longest) for length in range(longest + 1)]
     found[FIXED] = max(fixed, key=lambda played: played[1])

@@ -28,7 +28,7 @@ _LINES = {"softmax": (0, ()), "state": (0, (4, 1.6))}
 _WORDS = {"softmax": "a projection onto the vocabulary at each check", "state": "a comparison of two states at each check"}
 
 
-class Prices(NamedTuple):
+class EarlyExitPrices(NamedTuple):
     """What `model.methods.early_exit.theory.expected_time` takes."""
 
     head: float
@@ -71,7 +71,7 @@ def draw(
     """
     layers = _check(profiles, batches)
     sizes = np.array(sorted(set(batches)))
-    prices = Prices(head, check, propagation, first)
+    prices = EarlyExitPrices(head, check, propagation, first)
     with house():
         figure, left = canvas(12.2, 5.1, (0.06, 0.11, 0.29, 0.66))
         right = figure.add_axes((0.54, 0.11, 0.29, 0.66))
@@ -117,7 +117,7 @@ def _check(profiles: Mapping[str, Sequence[float]], batches: Sequence[int]) -> i
 
 
 def _times(
-    axes: Axes, name: str, hazards: Sequence[float], sizes: NDArray[np.int64], prices: Prices, look: Look
+    axes: Axes, name: str, hazards: Sequence[float], sizes: NDArray[np.int64], prices: EarlyExitPrices, look: Look
 ) -> list[tuple[float, str, str]]:
     """Draw the time for both measures, and say where each curve ends and what it is called."""
     ends = []

@@ -25,6 +25,21 @@ class ParameterError(ValueError):
         super().__init__(" ".join(str(message).splitlines()))  # what it quotes may have any of a dozen ends of lines
 
 
+class TableError(ParameterError):
+    """An error about a table as a whole, or a key of it: `rest` goes on from the table's name, which its reader knows.
+
+    >>> print(TableError("outcomes", ".head is required by ppd-table-2"))
+    outcomes.head is required by ppd-table-2
+    """
+
+    def __init__(self, table: str, rest: str) -> None:
+        super().__init__(f"{table}{rest}")
+        self.table, self.rest = table, rest
+
+    def __reduce__(self) -> tuple[type[TableError], tuple[str, str]]:
+        return TableError, (self.table, self.rest)  # it may come from a worker
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A clause that names the nearest known word and lists them all, for messages about an unknown one.
 

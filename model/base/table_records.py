@@ -32,15 +32,17 @@ def build(kind: type, table: Any, where: str, remedy: str = "") -> Any:
         raise ParameterError(f"{where}.{missing[0]} is required and has no default; {how}")
     try:
         return kind(**{key: frozen(value) for key, value in table.items()})
+    except checks.TableError as error:
+        raise checks.TableError(where, error.rest) from None
     except ParameterError as error:
-        raise ParameterError(error if str(error).startswith(where) else f"{where}: {error}") from None
+        raise ParameterError(f"{where}: {error}") from None
 
 
-def refuse_unknown(kind: type, table: Mapping[str, Any], where: str) -> None:
-    """Refuse keys that an object of this kind does not have."""
+def refuse_unknown(kind: type, table: Mapping[str, Any], where: str, about: str = "") -> None:
+    """Refuse keys that an object of this kind does not have; `about` is what messages end with."""
     for key in table:
         if key not in {field.name for field in fields(kind)}:
-            raise ParameterError(f"unknown key {where}.{key}; {instead(kind, key)}")
+            raise ParameterError(f"unknown key {where}.{key}; {instead(kind, key)}{about}")
 
 
 def instead(kind: type, key: str) -> str:

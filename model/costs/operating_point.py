@@ -82,9 +82,9 @@ def operating_point(
     more
         Further fields of `UnitCost`, in layer-times; those of links and dispatch add to what the hardware takes.
 
-    >>> from model.hardware.cost_models import Uniform
+    >>> from model.hardware.cost_models import UniformLayers
     >>> from model.architectures.transformer import preset
-    >>> found = operating_point(Uniform(preset("llama-2-13b"), 0.001), prompt=512, tokens=128)
+    >>> found = operating_point(UniformLayers(preset("llama-2-13b"), 0.001), prompt=512, tokens=128)
     >>> found.cost.plain, found.seconds_per_layer, found.drift
     (True, 0.001, 0.0)
     """

@@ -16,7 +16,7 @@ import numpy as np
 from model.base.checks import ParameterError
 from model.hardware.cost_models import Hardware
 from model.hardware.profile import EARLY
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from model.steps import Forward, Read
 
 
@@ -42,8 +42,8 @@ class PassCost:
     Parameters
     ----------
     of
-        The hardware model of each role. What a profile lacks takes no time: `model.hardware.profile_costs.Measured.missing` says
-        what.
+        The hardware model of each role. What a profile lacks takes no time: `model.hardware.profile_costs.ProfileCosts.missing`
+        says what.
     busy
         Other units of the host that are at work meanwhile, all the time.
     slower
@@ -60,9 +60,9 @@ class PassCost:
     turn
         What whoever leads several processes does behind each look, until what follows it [s].
 
-    >>> from model.hardware.cost_models import Uniform
+    >>> from model.hardware.cost_models import UniformLayers
     >>> from model.architectures.transformer import preset
-    >>> cost = PassCost({"target": Uniform(preset("llama-2-13b"), 0.001)})
+    >>> cost = PassCost({"target": UniformLayers(preset("llama-2-13b"), 0.001)})
     >>> cost.forward(Forward("target", (7,), 5, 10, 40, heads=1))
     0.03
     """
@@ -145,7 +145,7 @@ class PassCost:
     def _timed(self, role: str, part: str, *point: int, otherwise: float = 0.0) -> float:
         """A part of a model's profile [s], or something else where it has none of it."""
         hardware = self.of.get(role)
-        found = hardware.part(part, *point) if isinstance(hardware, Measured) else None
+        found = hardware.part(part, *point) if isinstance(hardware, ProfileCosts) else None
         return otherwise if found is None else float(found.seconds)
 
     def _tree(self, role: str, width: int, context: int) -> float:
@@ -278,7 +278,7 @@ def _beside(known: Mapping[int, _Cooling], width: int) -> dict[int, _Cooling]:
 
 def _after(hardware: Hardware) -> dict[int, _Cooling]:
     """By width, in order; nothing where nobody has timed it."""
-    if not isinstance(hardware, Measured) or "after" not in hardware.profile.parts:
+    if not isinstance(hardware, ProfileCosts) or "after" not in hardware.profile.parts:
         return {}
     one = hardware.profile.rows("after").sort("gap")
     tables = {1: (one["gap"].to_numpy(), one["time_s"].to_numpy())}

@@ -37,8 +37,8 @@ of tiles does. The least biased of 1, 16, 32, 64, 128 and 256 on layers of the A
 interpolation is off by -6.6 %, at 257 to 512 tokens); those of the H100 and the A100 had no say, and gain as much."""
 SMALL_SHARE, SMALL_LANE = 0.66, 15.6e9
 """Share of the bandwidth that norms, rotations and activations reach over many tokens [-], and what one of their blocks, which has
-a token to itself, moves [bytes/s]. Fitted to layers of Llama-2-7B and phi-2 on three GPUs (`calibrate.fits.small`); no other model
-had a say."""
+a token to itself, moves [bytes/s]. Fitted to layers of Llama-2-7B and phi-2 on three GPUs (`calibrate.fits.small_kernels`); no
+other model had a say."""
 LAYER_ERRORS = "layer_errors"
 """In `facts`: how far layers composed of a table were off from measured ones, as rows of ways, most tokens and relative error."""
 SHORTEST = "shortest_gemm_s"
@@ -47,7 +47,7 @@ ROPE = "rope"
 """In `facts["decode_includes"]`: the table's attention rotates positions itself."""
 
 
-class LeftOut(NamedTuple):
+class LeaveOneOutErrors(NamedTuple):
     """Relative errors of times predicted without themselves, and where: m of a product, or the context of attention."""
 
     at: Floats
@@ -131,7 +131,7 @@ class Products:
         return np.asarray(np.maximum(self(m, n, k), read))
 
 
-def gemm_left_out(operations: Profile, near: Sequence[tuple[int, int]] = SHAPES_NEAR) -> LeftOut:
+def gemm_left_out(operations: Profile, near: Sequence[tuple[int, int]] = SHAPES_NEAR) -> LeaveOneOutErrors:
     """Relative error of each product's time, predicted from the shapes next to it, and from how its times and theirs compare at
     the nearest other m.
 
@@ -150,7 +150,7 @@ def gemm_left_out(operations: Profile, near: Sequence[tuple[int, int]] = SHAPES_
     return _left_out(np.where(np.isnan(alone) | np.isnan(missed), alone, missed), axes[2])
 
 
-def shapes_left_out(operations: Profile) -> LeftOut:
+def shapes_left_out(operations: Profile) -> LeaveOneOutErrors:
     """Relative error of each product's time, predicted as that of a shape that was not measured: from those next to it in n, and
     again in k.
 
@@ -162,12 +162,12 @@ def shapes_left_out(operations: Profile) -> LeftOut:
     del along_m
     at = np.broadcast_to(products.tokens[:, None, None], along[0].shape)
     known = [~np.isnan(each) for each in along]
-    return LeftOut(
+    return LeaveOneOutErrors(
         np.concatenate([at[each] for each in known]), np.concatenate([each[one] for each, one in zip(along, known, strict=True)])
     )
 
 
-def attention_left_out(operations: Profile, *, alike: bool = True) -> LeftOut:
+def attention_left_out(operations: Profile, *, alike: bool = True) -> LeaveOneOutErrors:
     """Relative error of each attention's time, predicted from its neighbours in context, corrected by what those miss where as
     many bytes are read.
 
@@ -217,17 +217,17 @@ def with_errors(operations: Profile) -> Profile:
     return replace(operations, errors={part: round(each.median(), 4) for part, each in found.items() if each.error.size})
 
 
-def _left_out(missed: Floats, axis: Floats) -> LeftOut:
+def _left_out(missed: Floats, axis: Floats) -> LeaveOneOutErrors:
     """What was missed in logarithms, as relative errors of the prediction, and the place on the last axis of each."""
     known = ~np.isnan(missed)
     at = np.broadcast_to(axis.astype(np.float64), missed.shape)
-    return LeftOut(at[known], np.expm1(-missed[known]))
+    return LeaveOneOutErrors(at[known], np.expm1(-missed[known]))
 
 
 # --- attention ---
 
 
-class Attention:
+class AttentionTimes:
     """Times of the attention of one new token for each text, for a number of heads that may not have been measured.
 
     Where heads and kv_heads were measured, their own times stand. Elsewhere the groups nearest in size (heads over kv_heads)
@@ -394,7 +394,8 @@ def layer(
         other models on the same GPU were off (`LAYER_ERRORS` in `facts`), or else `OFF`.
 
     >>> from model.architectures.transformer import preset
-    >>> made = layer(profile.load("h100-operations"), preset("llama-2-13b"), [1, 2])
+    >>> from model.hardware import profile_files
+    >>> made = layer(profile_files.load("h100-operations"), preset("llama-2-13b"), [1, 2])
     >>> {ways: round(float(made.rows("dense", ways)["time_s"][0]) * 1e6) for ways in made.ways}  # 189 us to read it as a whole
     {1: 256, 2: 141}
     """
@@ -422,7 +423,7 @@ def layer(
             rows += spread(found, np.maximum(layer_error(operations, tokens, many, off), least))
         rows += spread(head_rows(operations, products, part, tokens, many), layer_error(operations, tokens, many, least))
         if "decode" in operations.parts:
-            attention = Attention(operations, part.heads, part.kv_heads, part.head_dim)
+            attention = AttentionTimes(operations, part.heads, part.kv_heads, part.head_dim)
             if not attention.measured:
                 stood_in.append(many)
             found = attention_rows(attention, many)
@@ -452,7 +453,7 @@ def reductions(operations: Profile, splits: Iterable[int]) -> list[dict[str, Any
     return [{key: value for key, value in row.items() if value is not None} for row in chosen.to_dicts()]
 
 
-def attention_rows(attention: Attention, ways: int = 1, contexts: Iterable[int] | None = None) -> list[dict[str, Any]]:
+def attention_rows(attention: AttentionTimes, ways: int = 1, contexts: Iterable[int] | None = None) -> list[dict[str, Any]]:
     """Rows of a model's profile: attention of passes of one token for each text, in batches of powers of two, where it was
     measured."""
     points = [
@@ -466,11 +467,11 @@ def attention_rows(attention: Attention, ways: int = 1, contexts: Iterable[int] 
     ]
 
 
-def differences(composed: Profile, measured: Profile, *, ways: int = 1, most: int = 64) -> LeftOut:
+def differences(composed: Profile, measured: Profile, *, ways: int = 1, most: int = 64) -> LeaveOneOutErrors:
     """Relative error of composed layers (but for attention) against measured ones, at the measured passes of up to `most`
     tokens."""
     ours, theirs = composed.rows("dense", ways), measured.rows("dense", ways)
     theirs = theirs.filter(theirs["tokens"] <= most)
     surface = Surface({"tokens": ours["tokens"].to_numpy()}, ours["time_s"].to_numpy())
     at = theirs["tokens"].to_numpy().astype(np.float64)
-    return LeftOut(at, surface(at).seconds / theirs["time_s"].to_numpy() - 1)
+    return LeaveOneOutErrors(at, surface(at).seconds / theirs["time_s"].to_numpy() - 1)

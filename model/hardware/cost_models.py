@@ -1,8 +1,8 @@
 """Seconds of passes on hardware: what a cost model of a device answers, and what follows from it.
 
-Three cost models answer alike (`Hardware`): `Uniform`, the papers' assumption in seconds; `model.hardware.roofline.Roofline`, from
-the arithmetic of a transformer and the peaks of a device; `model.hardware.profile_costs.Measured`, from a profile. Each says how
-far off it may be. `Served` adds to any of them what an engine takes for a step.
+Three cost models answer alike (`Hardware`): `UniformLayers`, the papers' assumption in seconds; `model.hardware.roofline.Roofline`,
+from the arithmetic of a transformer and the peaks of a device; `model.hardware.profile_costs.ProfileCosts`, from a profile. Each
+says how far off it may be. `Served` adds to any of them what an engine takes for a step.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Hardware(Protocol):
 
 
 @dataclass(frozen=True)
-class Uniform:
+class UniformLayers:
     """Every layer takes the same time whatever it is run on: the papers' assumption, in seconds.
 
     >>> from model.architectures.transformer import preset
-    >>> float(pass_time(Uniform(preset("llama-2-13b"), 0.001), 1, 500).seconds)
+    >>> float(pass_time(UniformLayers(preset("llama-2-13b"), 0.001), 1, 500).seconds)
     0.04
     """
 
@@ -97,7 +97,7 @@ class Served:
     """A model on hardware as an engine runs it: each pass takes `step_s` more, whatever its width, context and batch.
 
     >>> from model.architectures.transformer import preset
-    >>> kernels = Uniform(preset("llama-2-13b"), 0.001)
+    >>> kernels = UniformLayers(preset("llama-2-13b"), 0.001)
     >>> float(pass_time(Served(kernels, 0.002), 4, 500, 8).seconds)
     0.042
     """
@@ -212,7 +212,7 @@ def bytes_of_state(shape: Shape, layers: int) -> int:
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """What a method keeps on each device, and what there is [bytes]."""
 
     weights: float
@@ -230,7 +230,9 @@ class Memory:
         return self.needed / self.available if self.available else math.inf
 
 
-def memory(shape: Shape, available: float, *, context: int, batch: int = 1, ways: int = 1, also: tuple[Shape, ...] = ()) -> Memory:
+def memory(
+    shape: Shape, available: float, *, context: int, batch: int = 1, ways: int = 1, also: tuple[Shape, ...] = ()
+) -> DeviceMemory:
     """Memory of one device that holds a replica of the model, or one of `ways` parts, and others as a whole (a draft).
 
     A method that runs on several units keeps a replica on each: their number does not change what each of them holds.
@@ -243,10 +245,10 @@ def memory(shape: Shape, available: float, *, context: int, batch: int = 1, ways
     parts = [shape.shard(ways), *also]
     weights = float(sum(each.parameters * each.bytes_each for each in parts))
     cache = float(sum(each.cache_bytes() * context * batch for each in parts))
-    return Memory(weights, cache, available)
+    return DeviceMemory(weights, cache, available)
 
 
-def refuse_too_large(what: Memory, device: str) -> None:
+def refuse_too_large(what: DeviceMemory, device: str) -> None:
     """An error where weights and cache exceed what a device has."""
     if what.share > 1:
         raise checks.ParameterError(

@@ -1,8 +1,4 @@
-"""Hardware profiles: what passes take on a device, as files that say where each number comes from.
-
-A profile is two files side by side: NAME.json, which says what was measured, where, by whom and with what, and NAME.parquet, the
-table. Either is plain text or plain columns: nothing in them is executed. What is damaged, impossible or of another version is
-refused, with its row.
+"""Hardware profiles: what passes take on a device, and where each number comes from (`model.hardware.profile_files` has the files).
 
 The table is long: a row is one measured time of one part of a pass.
 
@@ -55,26 +51,21 @@ decode         heads, kv_heads, head_dim,  attention of one new token for each t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import resources
-from importlib.resources.abc import Traversable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.base import checks, json_and_parquet, typed_values
+from model.base import checks
 from model.base.checks import ParameterError
 from model.steps import Read
 
 if TYPE_CHECKING:
     import polars as pl
 
-SCHEMA_VERSION = 1
 PROCESS_TEXT = 24
 """Tokens of the prompts of texts that parts by `processes` are timed on. Twice as many are put out, for `fork` as many."""
 READS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
@@ -302,110 +293,6 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
     if twice.size:
         row = rows[order[twice + 1]].min()  # sorting keeps equal points in order: of each pair the later one
         raise ParameterError(f"row {row + 1}: part {part} has its point more than once; keep the median of its repeats")
-
-
-# --- files ---
-
-
-def save(profile: Profile, folder: str | Path) -> Path:
-    """Write NAME.json and NAME.parquet; whole or not at all, the JSON last. Returns its path."""
-    said = {"schema_version": SCHEMA_VERSION} | {name: getattr(profile, name) for name in _SAME}
-    said |= {"bandwidth_bytes_per_s": profile.bandwidth, "rate_flop_per_s": profile.rate}
-    said |= {"shape": dict(profile.shape), "errors": dict(profile.errors)}
-    said |= {"notes": list(profile.notes), "facts": dict(profile.facts)}
-    said |= {"columns": {name: UNITS[name] for name in profile.table.columns}, "rows": profile.table.height}
-    said |= {"sources": [vars(source) | {"parts": list(source.parts)} for source in profile.sources]}
-    return json_and_parquet.save(Path(folder) / f"{profile.name}.json", said, profile.table)
-
-
-_SAME = ("name", "kind", "device", "model", "dtype", "engine", "mode", "provenance", "date", "cache_bytes")
-_KEYS = {
-    *_SAME, "bandwidth_bytes_per_s", "rate_flop_per_s", "shape", "errors", "notes", "facts", "columns", "rows", "sources",
-}  # fmt: skip
-
-
-def load(where: str | Path) -> Profile:
-    """A profile by the name of a bundled one, or by the path of its JSON file."""
-    path = Path(where)
-    if path.suffix != ".json" and os.sep not in str(where):
-        if str(where) not in names():
-            raise ParameterError(f"{checks.unknown('profile', str(where), names())}; or give the path of a profile's .json")
-        path = Path(str(_bundled() / f"{where}.json"))
-    elif path.suffix != ".json":
-        raise ParameterError(f"a profile is named by its .json file, got {path.name}; the table beside it is found by itself")
-    try:
-        return _read(path)
-    except ParameterError as error:
-        raise ParameterError(f"{path.name}: {error}") from None
-
-
-def _read(path: Path) -> Profile:
-    from model.hardware import physical_limits  # which is about profiles
-
-    said, table = json_and_parquet.load(path, _KEYS, "a profile", SCHEMA_VERSION, "import or measure it again")
-    _check_said(said)
-    for name, unit in said["columns"].items():
-        if UNITS.get(name) != unit:
-            known = f"must be in {UNITS[name]}" if name in UNITS else "is unknown"
-            raise ParameterError(f"column {name} {known}, got {checks.shown(unit)}")
-    without = [name for name in table.columns if name not in said["columns"]]
-    if without:
-        raise ParameterError(f"column {without[0]} has no unit; columns must name all of the table's")
-    if table.height != said["rows"]:
-        raise ParameterError(f"rows must be the table's {table.height}, got {checks.shown(said['rows'])}")
-    try:
-        typed_values.check(said["sources"], list[_Source], "sources")
-        sources = tuple(Source(**{**each, "parts": tuple(each["parts"])}) for each in said["sources"])
-    except (TypeError, ParameterError) as error:
-        raise ParameterError(f"sources must each have repository, file, commit, licence, sha256 and parts: {error}") from None
-    same = {name: said[name] for name in _SAME}
-    same |= {name: said[name] for name in ("errors", "facts")}
-    same["shape"] = {name: tuple(each) if isinstance(each, list) else each for name, each in said["shape"].items()}
-    peaks = {"bandwidth": said["bandwidth_bytes_per_s"], "rate": said["rate_flop_per_s"]}
-    found = Profile(**same, **peaks, table=table, sources=sources, notes=tuple(said["notes"]))
-    physical_limits.refuse_slow(found)
-    return found
-
-
-class _Source(TypedDict):
-    """A `Source` as files hold it."""
-
-    repository: str
-    file: str
-    commit: str
-    licence: str
-    sha256: str
-    parts: list[str]
-
-
-_TABLES = ("shape", "errors", "facts", "columns")
-_LISTS = ("notes", "sources")
-
-
-def _check_said(said: Mapping[str, Any]) -> None:
-    """Refuse a value of another kind than is written: whoever has edited a file by hand is told which."""
-    for keys, kind, what in ((_TABLES, dict, "a table of keys"), (_LISTS, list, "a list")):
-        for key in keys:
-            if not isinstance(said[key], kind):
-                raise ParameterError(f"{key} must be {what}, got {checks.shown(said[key])}")
-    for note in said["notes"]:
-        if not isinstance(note, str):
-            raise ParameterError(f"notes must be texts, got {checks.shown(note)}")
-    for part, error in said["errors"].items():
-        checks.one_of("part in errors", part, AXES)
-        checks.number(f"errors[{part}]", error, 0)
-
-
-def _bundled() -> Traversable:
-    return resources.files("model") / "profiles"
-
-
-def names() -> list[str]:
-    """The bundled profiles."""
-    folder = _bundled()
-    if not folder.is_dir():
-        return []
-    return sorted(each.name.removesuffix(".json") for each in folder.iterdir() if each.name.endswith(".json"))
 
 
 def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:

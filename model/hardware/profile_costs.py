@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,6 +10,7 @@ from numpy.typing import ArrayLike
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
+from model.base.table_records import build
 from model.hardware.interpolation import NONE, Bound, Estimate, Surface
 from model.hardware.profile import AXES, Profile
 from model.hardware.roofline import Efficiency, Roofline
@@ -21,14 +21,11 @@ PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 def shape_of(profile: Profile) -> Shape:
     """The shape of the model that a profile is of."""
-    said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in profile.shape.items()}
-    try:
-        return Shape(**said)
-    except TypeError as error:
-        raise ParameterError(f"shape of profile {profile.name}: {str(error).partition('() ')[2]}") from None
+    found: Shape = build(Shape, profile.shape, f"profile {profile.name}.shape", "it is written with the profile")
+    return found
 
 
-class Measured:
+class ProfileCosts:
     """A profile as a cost model.
 
     A layer is looked up as a whole, or as its products and its attention, with two reductions where it is split over devices. What

@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.steps import Forward
@@ -183,6 +186,17 @@ class Work(NamedTuple):
     of: Mapping[str, Totals]
     adoptions: float = 0.0
     adopted_rows: float = 0.0
+
+
+def plain_work(layers: int, positions: ArrayLike, sequences: ArrayLike = 1) -> Work:
+    """Work of plain decoding, from the position of each step's tokens (the first is 0) and how many sequences the step is of.
+
+    >>> plain_work(40, range(10)).of["target"].layer_passes, plain_work(40, range(10)).of["target"].rows_read
+    (400.0, 2200.0)
+    """
+    seen, widths = np.broadcast_arrays(np.asarray(positions, dtype=np.float64) + 1, np.asarray(sequences, dtype=np.float64))
+    steps, attended, heads = seen.size, layers * float(widths @ seen), float(widths.sum())
+    return Work({"target": Totals(steps, layers * steps, layers * heads, attended, attended, head_runs=steps, heads=heads)})
 
 
 class Bill(NamedTuple):

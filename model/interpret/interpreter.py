@@ -157,7 +157,7 @@ def _one_by_one(step: Forward) -> Iterator[tuple[int, Forward]]:
 
 
 @dataclass
-class Work:
+class CountedWork:
     """What an algorithm asked for: its passes and transfers, how many processes it started, and the output."""
 
     account: Account = field(default_factory=Account)
@@ -217,7 +217,7 @@ def _one_pass(step: Forward) -> Steps:
     return (yield step)
 
 
-def count(steps: Steps, world: World, tokens: int) -> Work:
+def count(steps: Steps, world: World, tokens: int) -> CountedWork:
     """Interpret an algorithm until it has put out `tokens` tokens, and say what it asked for.
 
     >>> from model.methods.ppd import algorithm as ppd
@@ -239,7 +239,7 @@ class Interpreter(ABC):
     """
 
     def __init__(self) -> None:
-        self.work = Work()
+        self.work = CountedWork()
         self.wanted = 0
         self.now = 0
         self.due: list[tuple[int, int, Task]] = []
@@ -273,7 +273,7 @@ class Interpreter(ABC):
         if step.drafted is not None:
             work.rounds[len(step.tokens) - step.back - 1, step.drafted] += 1
 
-    def run(self, steps: Steps, tokens: int) -> Work:
+    def run(self, steps: Steps, tokens: int) -> CountedWork:
         """Interpret until `tokens` tokens are out, or the algorithm ends."""
         self.wanted = tokens
         main = Task(steps)

@@ -7,14 +7,26 @@ compare real ones. What is read after a wrong token is wrong, so one token tells
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from model.steps import Continuation, Forward, Read
 
 Token = int
 
 
-class Draft(NamedTuple):
+class Answers(Protocol):
+    """Answers to reads without models: `World`, or a record of what real models said (`model.logs.replay.Replayed`)."""
+
+    written: Sequence[Token]
+    """What has been put out so far: an interpreter puts its own list here."""
+    put_out: Mapping[int, Sequence[Token]]
+    """The same of each text of a batch, where each puts out its own."""
+
+    def read(self, step: Read) -> Any:
+        """The answer to a read of an output, which is then the pass that made it."""
+
+
+class DraftOutcomes(NamedTuple):
     """A model that imitates the model of role `of`.
 
     `survivors[j]` is how many of its tokens survive if a draft starts at output place j. One that imitates the target starts behind
@@ -35,7 +47,7 @@ class World:
     """
 
     def __init__(
-        self, prompt: int, layers: int, matches: Sequence[int] = (), drafts: Mapping[str, Draft] | None = None,
+        self, prompt: int, layers: int, matches: Sequence[int] = (), drafts: Mapping[str, DraftOutcomes] | None = None,
         doubts: Sequence[int] = (),
     ) -> None:
         self.prompt = prompt
@@ -116,7 +128,7 @@ class World:
 class Texts(World):
     """Answers reads of a batch whose texts have each a world, and luck, of its own: whatever the batch, a text is what it is alone.
 
-    >>> texts = Texts([World(1, 4, drafts={"draft": Draft("target", survivors)}) for survivors in ([1, 0], [0, 0])])
+    >>> texts = Texts([World(1, 4, drafts={"draft": DraftOutcomes("target", survivors)}) for survivors in ([1, 0], [0, 0])])
     >>> step = Forward("draft", (0, 0), 0, 0, 1, heads=2, texts=(0, 1))
     >>> [texts.read(Read("next", step, offset)) for offset in (-2, -1)]  # the second text's draft is wrong
     [1, -2]

@@ -10,12 +10,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.account import Account
 from model.steps import Commit, Forward, Read
+
+
+class ModelIdentity(TypedDict):
+    """The fields of a log's JSON file that identify a model."""
+
+    name: str
+    checksum: str
+    layers: int
 
 
 class Question(NamedTuple):

@@ -15,41 +15,32 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.interpret.world import STAYS, UNLIKELY, UNSURE, Draft, Lossy, World, together
-from model.methods import registry
+from model.interpret.world import STAYS, UNLIKELY, UNSURE, World
 from model.methods.early_exit.theory import exit_pmf
+from model.methods.method_parameters import MethodParameters
+from model.methods.worlds import world_of
 from model.outcomes import random_streams
-
-RATES = {
-    "match": ("match_rate",), "accept": ("acceptance_rate",), "medium_accept": ("medium_acceptance_rate",), "confidence": (),
-    "decision": ("fallback_rate", "rollback_rate"), "exit": ("exit_rate",),
-}  # fmt: skip
-"""What says the law of each kind of outcome: each position succeeds with its chance, independently (assumed).
-
-`exit_rate` is the chance that a token leaves behind a layer that it has come to, from the first that is checked on.
-"""
+from model.outcomes.outcome_kinds import KINDS, OutcomeKind
 
 
-def needed(parameters: Any) -> tuple[str, ...]:
+def needed(parameters: MethodParameters) -> tuple[str, ...]:
     """The rates that a choice of a method must be given.
 
     >>> from model.methods.bild import algorithm as bild
     >>> needed(bild.Parameters(24, 8))
     ('fallback_rate', 'rollback_rate')
     """
-    return tuple(rate for kind in _asked(parameters) for rate in RATES[kind])
+    return tuple(rate for kind in _asked(parameters) for rate in KINDS[kind].forced or ())
 
 
-def _asked(parameters: Any) -> tuple[str, ...]:
-    kind = type(parameters)
-    found: tuple[str, ...] = kind.asked(vars(parameters)) if hasattr(kind, "asked") else kind.OUTCOMES
-    for each in found:
-        if each == "confidence" or each not in RATES:
+def _asked(parameters: MethodParameters) -> tuple[str, ...]:
+    for each in parameters.outcomes:
+        if each not in KINDS or KINDS[each].forced is None:
             raise ParameterError(f"outcomes of kind {each} cannot be forced by rates; run this method on models that say something")
-    return found
+    return parameters.outcomes
 
 
-def check(method: str, parameters: Any, rates: Mapping[str, float]) -> None:
+def check(method: str, parameters: MethodParameters, rates: Mapping[str, float]) -> None:
     """Refuse rates that the method cannot have, and missing ones."""
     wanted = needed(parameters)
     for name, value in rates.items():
@@ -60,11 +51,13 @@ def check(method: str, parameters: Any, rates: Mapping[str, float]) -> None:
     for name in wanted:
         if name not in rates:
             raise ParameterError(f"{name} is required: outcomes of method {method} are forced; there is no default")
-    if "exit_rate" in wanted and getattr(parameters, "threshold", None) is not None:
+    if "exit_rate" in wanted and parameters.decides_by_threshold:
         raise ParameterError("threshold must be left out where exit_rate says who leaves, got both")
 
 
-def world(parameters: Any, prompt: int, tokens: int, rates: Mapping[str, float], *, seed: int = 0, replication: int = 0) -> World:
+def world(
+    parameters: MethodParameters, prompt: int, tokens: int, rates: Mapping[str, float], *, seed: int = 0, replication: int = 0
+) -> World:
     """A world for one decoding of `tokens` tokens behind a prompt of positions 0 to prompt - 1.
 
     >>> from model.methods.ppd import algorithm as ppd
@@ -75,40 +68,28 @@ def world(parameters: Any, prompt: int, tokens: int, rates: Mapping[str, float],
     """
     checks.whole("seed", seed, 0)
     checks.whole("replication", replication, 0)
-    layers, kinds = parameters.layers, _asked(parameters)
+    layers, sequences = parameters.layers, parameters.decoded_sequences
 
     def drawn(purpose: str, positions: int) -> NDArray[np.float64]:
         block, column = divmod(replication, random_streams.BLOCK)
         tiles = [tile[:, column].copy() for tile in random_streams.tiles(seed, purpose, block, positions)]
         return np.concatenate(tiles) if tiles else np.empty(0)
 
-    if "decision" in kinds:
-        luck = drawn("decision", tokens), drawn("rollback", tokens)
-        taken_back = np.where(luck[1] < rates["rollback_rate"], UNLIKELY, STAYS)
-        decisions = np.where(luck[0] < rates["fallback_rate"], UNSURE, taken_back)
-        return Lossy(prompt, layers, decisions.tolist())
-    if "exit" in kinds or not (kinds or parameters.EXACT):
-        texts = getattr(parameters, "texts", 1)
-        depths = np.full((texts, tokens), layers)
-        if "exit" in kinds:
-            first = parameters.first_check
-            hazards = np.where(np.arange(1, layers + 1) >= first, rates["exit_rate"], 0.0)
-            reached = np.cumsum(exit_pmf(hazards))
-            luck_of = drawn("exit", tokens * texts).reshape(tokens, texts).T
-            depths = 1 + np.searchsorted(reached, luck_of, side="right").clip(0, layers - 1)
-        return Lossy(prompt, layers, depths=depths.tolist())
-    if not registry.roles_of(parameters):
-        matches = drawn("match", tokens) < rates["match_rate"] if "match" in kinds else np.zeros(tokens, dtype=bool)
-        which = 1 + (drawn("rank", tokens) * getattr(parameters, "candidates", 1)).astype(int)
-        return World(prompt, layers, (matches * which).tolist())
-    drafts = [
-        {
-            role: Draft(of, _survivors(drawn(random_streams.of_text(kind, text), tokens) < rates[RATES[kind][0]]))
-            for role, (of, kind) in parameters.IMITATES.items()
-        }
-        for text in range(getattr(parameters, "texts", 1))
-    ]
-    return together([World(prompt, layers, drafts=each) for each in drafts])
+    def outcomes(kind: OutcomeKind) -> Any:
+        if kind.drafted:
+            purposes = [random_streams.of_text(kind.name, text) for text in range(sequences)]
+            return [_survivors(drawn(purpose, tokens) < rates[kind.rate]) for purpose in purposes]
+        if kind.name == "match":
+            which = 1 + (drawn("rank", tokens) * parameters.match_candidates).astype(int)
+            return ((drawn("match", tokens) < rates["match_rate"]) * which).tolist()
+        if kind.name == "decision":
+            falls, taken = drawn("decision", tokens) < rates["fallback_rate"], drawn("rollback", tokens) < rates["rollback_rate"]
+            return np.where(falls, UNSURE, np.where(taken, UNLIKELY, STAYS)).tolist()
+        hazards = np.where(np.arange(1, layers + 1) >= parameters.first_check, rates["exit_rate"], 0.0)
+        luck = drawn("exit", kind.positions(tokens, sequences)).reshape(tokens, sequences).T
+        return (1 + np.searchsorted(np.cumsum(exit_pmf(hazards)), luck, side="right").clip(0, layers - 1)).tolist()
+
+    return world_of(parameters, prompt, {kind: outcomes(KINDS[kind]) for kind in _asked(parameters)})
 
 
 def _survivors(right: NDArray[np.bool_]) -> list[int]:

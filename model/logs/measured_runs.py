@@ -62,7 +62,7 @@ LATE_S, LATE = 1e-3, 0.01
 over processes, whose answers come in a queue, 0.14 ms were seen."""
 
 
-class About(TypedDict):
+class RunsDescription(TypedDict):
     """What a file of measured runs says of all of them."""
 
     device: str
@@ -82,7 +82,7 @@ class About(TypedDict):
     devices: NotRequired[list[str]]
 
 
-class _Said(TypedDict):
+class _RunsHeader(TypedDict):
     about: dict[str, Any]
     columns: dict[str, str]
     rows: int
@@ -101,7 +101,7 @@ BUSY = 0.1
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
+class MeasuredRuns:
     """Timed decodings.
 
     Parameters
@@ -120,7 +120,7 @@ class Runs:
     about: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        typed_values.check(dict(self.about), About, "about")
+        typed_values.check(dict(self.about), RunsDescription, "about")
         if [*self.about["roles"]] != [*ROLES]:
             raise ParameterError(f"about.roles must be {checks.shown(ROLES)}, got {checks.shown(self.about['roles'])}")
         checks.whole("warm_ups", self.about["warm_ups"], 0)
@@ -145,12 +145,12 @@ class Runs:
         return found
 
     @cached_property
-    def timed(self) -> dict[int, Timed]:
+    def timed(self) -> dict[int, TimedDecoding]:
         """What was measured of each decoding that was timed."""
         found = {}
         for number in sorted(set(self.table["decoding"])):
             rows = self.table.filter(self.table["decoding"] == number).sort("repeat")
-            found[int(number)] = Timed(self.log.decodings[number], rows, self._apart[number])
+            found[int(number)] = TimedDecoding(self.log.decodings[number], rows, self._apart[number])
         return found
 
     @property
@@ -168,7 +168,7 @@ class Runs:
 
 
 @dataclass(frozen=True, eq=False)
-class Timed:
+class TimedDecoding:
     """All repeats of one decoding."""
 
     decoding: Decoding
@@ -336,7 +336,7 @@ def _check_spans(table: pl.DataFrame, late: NDArray[np.float64], units: NDArray[
             raise ParameterError(f"row {rows[at] + 1}, column spans: {what}, got {said}")
 
 
-def save(runs: Runs, where: str | Path) -> Path:
+def save(runs: MeasuredRuns, where: str | Path) -> Path:
     """Write the four files; the path of NAME.json, which is written last."""
     path = json_of(where)
     reads = read_log.save(runs.log, _reads_of(path))
@@ -348,14 +348,14 @@ def save(runs: Runs, where: str | Path) -> Path:
     return json_and_parquet.save(path, said, runs.table.select(*UNITS))
 
 
-def load(where: str | Path) -> Runs:
+def load(where: str | Path) -> MeasuredRuns:
     """Measured runs by their NAME.json. They import nothing: methods are only named, and must be known or allowed here."""
     path = json_of(where)
     try:
         said, table = json_and_parquet.load(
             path, _KEYS, "a file of measured runs", VERSION, "measure them again with `calibrate run`"
         )
-        typed_values.check(said, _Said, "")
+        typed_values.check(said, _RunsHeader, "")
         if said["columns"] != dict(UNITS) or [*table.columns] != [*UNITS] or table.height != said["rows"]:
             raise ParameterError(f"columns must be {', '.join(UNITS)}, with {said['rows']} rows; measure them again")
         reads = _reads_of(path)
@@ -365,7 +365,7 @@ def load(where: str | Path) -> Runs:
             raise ParameterError(f"its log of decisions {reads.name} is not beside it") from None
         if hashlib.sha256(content).hexdigest() != said["reads_sha256"]:
             raise ParameterError(f"its log of decisions {reads.name} is not the one that it was written with; restore both")
-        found = Runs(read_log.load(reads), table, said["about"])
+        found = MeasuredRuns(read_log.load(reads), table, said["about"])
         for number, each in enumerate(found.log.decodings):
             try:
                 replay.parameters_of(each)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from model.base import checks, json_and_parquet, typed_values
 from model.base.checks import ParameterError
+from model.logs.decoding import ModelIdentity
 from model.methods.bild.threshold_decisions import Decisions
 from model.methods.early_exit.theory import MEASURES
 
@@ -35,17 +36,11 @@ _SAID = ("target", "draft", "heads", "prompts", "asked", "sampling", "seed", "dt
 _KEYS = ("part", *_SAID, "columns", "rows")
 
 
-class _Model(TypedDict):
-    name: str
-    checksum: str
-    layers: int
-
-
-class _Said(TypedDict):
+class _PositionLogHeader(TypedDict):
     """What the JSON file of a log says of it."""
 
-    target: _Model
-    draft: _Model | None
+    target: ModelIdentity
+    draft: ModelIdentity | None
     heads: dict[str, Any] | None
     prompts: list[dict[str, Any]]
     asked: Any
@@ -250,7 +245,7 @@ def load(where: str | Path) -> PositionLog:
         raise ParameterError(f"{checks.unknown('log', str(where), names())}; or give the path of a log's .json")
     try:
         said, table = json_and_parquet.load(path, _KEYS, "a decision log", VERSION, "log it again", PART)
-        typed_values.check(said, _Said, "")
+        typed_values.check(said, _PositionLogHeader, "")
         checks.whole("target.layers", said["target"]["layers"], 1, checks.MAX_LAYERS)
         return PositionLog(table, {name: said[name] for name in _SAID})
     except ParameterError as error:

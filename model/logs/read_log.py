@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, get_args, get_typ
 from model.base import checks, json_and_parquet, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.interpret.account import Account
-from model.logs.decoding import Answered, Decoding, Question
+from model.logs.decoding import Answered, Decoding, ModelIdentity, Question
 from model.steps import Commit, Continuation, Read
 
 if TYPE_CHECKING:
@@ -90,18 +90,12 @@ class _Text(TypedDict):
     adopted_rows: int
 
 
-class _Model(TypedDict):
-    name: str
-    checksum: str
-    layers: int
-
-
-class _Said(TypedDict):
+class _ReadLogHeader(TypedDict):
     """What the JSON file of a log says."""
 
     part: str
     source: str
-    models: dict[str, _Model]
+    models: dict[str, ModelIdentity]
     sampling: dict[str, Any] | None
     seed: int
     date: str
@@ -276,7 +270,7 @@ def load(where: str | Path) -> DecisionLog:
     path = json_of(where)
     try:
         said, table = json_and_parquet.load(path, _KEYS, "a log of decisions", SCHEMA_VERSION, "decode it again")
-        typed_values.check(said, _Said, "")
+        typed_values.check(said, _ReadLogHeader, "")
         checks.one_of("part", said["part"], PARTS)
         if said["columns"] != dict(UNITS) or [*table.columns] != [*UNITS] or table.height != said["rows"]:
             raise ParameterError(f"columns must be {', '.join(UNITS)}, with {said['rows']} rows; decode it again")

@@ -74,7 +74,7 @@ def _said(asked: Question) -> str:
 
 def parameters_of(decoding: Decoding) -> Any:
     """The method's parameters, checked again."""
-    return table_records.build(registry.algorithm(decoding.method).Parameters, dict(decoding.settings), "settings")
+    return table_records.build(registry.parameters(decoding.method), dict(decoding.settings), "settings")
 
 
 def told(decoding: Decoding) -> str:

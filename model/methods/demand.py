@@ -6,7 +6,7 @@ units and links knows what happens.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from model.costs.layer_times import UnitCost
 
@@ -20,20 +20,6 @@ class Demand(NamedTuple):
     """Transfers under way at the same time."""
     stopped: str | None = None
     """Where a process may be that is stopped while it works: between its `layers` alone, or `anywhere`."""
-
-
-def of(parameters: Any, cost: UnitCost, tokens: int) -> Demand:
-    """The demand of a method with these parameters: its own word, or the most that its units could want.
-
-    >>> from model.methods.ppd.algorithm import Parameters
-    >>> of(Parameters(40, 20, 3), UnitCost(40, link=1.0), 128)
-    Demand(units=4, transfers=3, stopped=None)
-    """
-    if hasattr(parameters, "demand"):
-        own: Demand = parameters.demand(cost, tokens)
-        return own
-    units = int(parameters.units)
-    return Demand(1) if units == 1 else Demand(units, units, "anywhere")
 
 
 def of_one_process(units: int, cost: UnitCost) -> Demand:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from types import ModuleType
@@ -18,10 +19,16 @@ from typing import Any
 
 from model.base import checks
 from model.base.checks import ParameterError
+from model.interpret.account import Work
+from model.methods.method_parameters import MethodParameters
+from model.methods.prediction import Prediction
+from model.steps import Steps
 
+PLAIN = "autoregressive"
+"""Plain decoding, which speed-ups are over."""
 OPTION = "--methods"
 """How the command line allows a method from outside; in Python `methods=(...)`."""
-_PARTS = ("OUTCOMES", "EXACT", "units")
+_PARTS = ("OUTCOMES", "EXACT")
 _allowed: ContextVar[tuple[str, ...]] = ContextVar("methods from outside that may be imported", default=())
 
 
@@ -89,8 +96,9 @@ def _imported(name: str) -> ModuleType:
     kind = getattr(module, "Parameters", None)
     if kind is None:
         raise ParameterError(f"method {name!r} is a module without Parameters, so no method; known: {known}")
-    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
-        raise ParameterError(f"method {name!r} must have a dataclass Parameters, got {checks.shown(kind)}")
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind) or not issubclass(kind, MethodParameters):
+        base = f"{MethodParameters.__module__}.{MethodParameters.__name__}"
+        raise ParameterError(f"method {name!r} must have a dataclass Parameters derived from {base}, got {checks.shown(kind)}")
     for part in _PARTS:
         if not hasattr(kind, part):
             raise ParameterError(f"method {name!r} must say {part} in its Parameters, and they do not; see CONTRIBUTING.md")
@@ -104,52 +112,76 @@ def needed(module: ModuleType, part: str) -> None:
         raise ParameterError(f"method {module.__name__!r} must have a function {part}, and has none; see CONTRIBUTING.md")
 
 
-def theory(name: str) -> ModuleType:
-    """The module of a method's closed forms: `model.methods.NAME.theory`, or the module itself for a method from outside."""
-    return algorithm(name) if "." in name else importlib.import_module(f"model.methods.{name}.theory")
+# --- What a method offers -----------------------------------------------------------------------------------------------
 
 
-def twin(name: str) -> ModuleType:
-    """The module of a method's vectorised paths: `model.methods.NAME.paths`, or the module itself for a method from outside."""
-    return algorithm(name) if "." in name else importlib.import_module(f"model.methods.{name}.paths")
+@dataclass(frozen=True)
+class Method:
+    """What a method offers: its parameters and process, its closed forms, and its vectorised paths. None: it does not offer it."""
+
+    name: str
+    kind: type[MethodParameters]
+    decode: Callable[..., Steps]
+    """The process: (parameters, prompt, tokens, ...)."""
+    predict: Callable[..., Prediction]
+    """Expectations: (parameters, tokens, law or laws by outcome, cost)."""
+    walk: Callable[..., Any]
+    """Time and unit-time of a block of replications: (parameters, tokens, cost, outcomes)."""
+    takes_arrays: bool = False
+    """Whether `predict` takes parameters, tokens and rates as arrays."""
+    last_matters: bool = True
+    """Whether the outcome of the last token changes what a decoding takes."""
+    work: Callable[..., Work | None] | None = None
+    """Expected work of the passes: (parameters, tokens, law); None: it is not known for this choice."""
+    operations: Callable[..., float] | None = None
+    """Arithmetic of a run, in that of a token in the target: (parameters, cost, rounds, account)."""
+    slowest: Callable[..., tuple[float, float]] | None = None
+    """Time and unit-time that no decoding exceeds: (parameters, tokens, cost)."""
+    distribution: Callable[..., tuple[Any, Any] | None] | None = None
+    """Latencies and their probabilities: (parameters, tokens, law, cost)."""
+    straggler_loss: Callable[..., float | None] | None = None
+    """What static batches lose by waiting: (parameters, cost, rounds, latency)."""
+
+
+OPTIONAL = ("work", "operations", "slowest", "distribution", "straggler_loss")
+
+
+def method(name: str) -> Method:
+    """All that a method offers; of one from outside the project all functions stand in its module."""
+    process = algorithm(name)
+    if "." in name:
+        return _offered(name, process, process, process)
+    theory, paths = (importlib.import_module(f"model.methods.{name}.{part}") for part in ("theory", "paths"))
+    return _offered(name, process, theory, paths)
+
+
+def _offered(name: str, process: ModuleType, theory: ModuleType, paths: ModuleType) -> Method:
+    more = {part: getattr(theory, part, None) for part in OPTIONAL}
+    arrays, last = getattr(theory, "ARRAYS", False), getattr(paths, "LAST_MATTERS", True)
+    return Method(name, process.Parameters, process.decode, theory.predict, paths.walk, arrays, last, **more)
+
+
+def parameters(name: Any) -> type[MethodParameters]:
+    """The class of a method's parameters; nothing else of the method is imported."""
+    kind: type[MethodParameters] = algorithm(name).Parameters
+    return kind
+
+
+def label(name: str, *, short: bool = False) -> str:
+    """What a method is called in figures and reports, spelled out or short; a name that is not known here as it is.
+
+    >>> label("ppd"), label("ppd", short=True), label("ppd-streams", short=True), label("mine.own")
+    ('Predictive Pipelined Decoding', 'PPD', 'PPD, streams', 'mine.own')
+    """
+    own, _, how = name.partition("-")  # runs over processes and over streams have rows of their own
+    if own not in names():
+        return name
+    kind = parameters(own)
+    said = (kind.SHORT_LABEL if short else "") or kind.LABEL or own
+    return f"{said}, {how}" if how else said
 
 
 def check_whole(name: str) -> None:
-    """Refuse a method from outside that lacks the function of a view: whatever view is asked for is compared with the others."""
+    """Refuse a method from outside that lacks the function of a view: results of a view are compared with the others."""
     for part in ("predict", "walk") if "." in name else ():
         needed(algorithm(name), part)
-
-
-def roles(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:
-    """The models beside the target that a method of this kind has with these parameters: its ROLES, or what `roles` says."""
-    found: tuple[str, ...] = kind.roles(table) if hasattr(kind, "roles") else getattr(kind, "ROLES", ())
-    return found
-
-
-COSTS = (
-    "early_head", "dispatch", "dispatch_per_process", "dispatch_law", "link", "promotion", "propagation", "state_check",
-    "verify_cost", "fitted_on",
-)  # fmt: skip
-"""Costs that only some methods look at, in layer-times or as NAME_s in seconds. Which ones a method's COSTS say."""
-COSTS_OF = {
-    "draft": ("cost_ratio", "operations_ratio", "task", "draft_shape", "draft_profile", "draft_step"),
-    "medium": (
-        "medium_cost_ratio", "medium_operations_ratio", "allow_slow_medium", "medium_shape", "medium_profile", "draft_step",
-    ),
-}
-"""Costs that methods with a model of a role look at."""
-
-
-def costs(kind: Any, table: Mapping[str, Any]) -> frozenset[str]:
-    """The costs, of those that not every method has, that a method of this kind looks at with these parameters.
-
-    Those of its roles, and its COSTS, or what its `costs` picks of them. A method that declares no COSTS is taken to look at all.
-    """
-    own = kind.costs(table) if hasattr(kind, "costs") else getattr(kind, "COSTS", COSTS)
-    batch = () if table.get("sequences", 1) == 1 else ("verify_cost",)  # a pass is as wide as all sequences together
-    return frozenset((*own, *batch)).union(*(COSTS_OF[role] for role in roles(kind, table)))
-
-
-def roles_of(parameters: Any) -> tuple[str, ...]:
-    """The models beside the target that a choice has."""
-    return roles(type(parameters), vars(parameters))

@@ -3,7 +3,8 @@
 Most are laws of output positions: a `Law` holds the distribution of the number of successes, its mean and variance, and the
 sampler, together, so that theory and simulation cannot drift apart. Drafts of several tokens may follow another kind, a law of
 rounds (`model.methods.rounds`): how many tokens survive if a draft starts here. Both tell a draft how many of its tokens survive,
-and are played with coins indexed by output position (`model.outcomes.random_streams`).
+and are played with coins indexed by output position (`model.outcomes.random_streams`). A law does not know what its rate is a rate
+of: whoever builds one may say by `name` what messages shall call it.
 """
 
 from __future__ import annotations
@@ -91,32 +92,32 @@ class Chain(Law):
 class Iid(Chain):
     """Every position succeeds with the same chance, independently: the assumption of the papers.
 
-    `match_rate` may be an array; mean and variance then broadcast, and pmf and sampler are refused.
+    `rate` may be an array; mean and variance then broadcast, and pmf and sampler are refused.
 
     >>> float(Iid(0.6837).mean(127)), Iid(0.5).pmf(2).round(12).tolist()
     (86.8299, [0.25, 0.5, 0.25])
     """
 
-    def __init__(self, match_rate: ArrayLike) -> None:
-        self.match_rate = checks.array("match_rate", match_rate, 0, 1)
+    def __init__(self, rate: ArrayLike, *, name: str = "rate") -> None:
+        self.rate = checks.array(name, rate, 0, 1)
 
     def mean(self, positions: ArrayLike) -> Floats:
-        return np.asarray(np.asarray(positions) * self.match_rate)
+        return np.asarray(np.asarray(positions) * self.rate)
 
     def variance(self, positions: ArrayLike) -> Floats:
-        return np.asarray(np.asarray(positions) * self.match_rate * (1 - self.match_rate))
+        return np.asarray(np.asarray(positions) * self.rate * (1 - self.rate))
 
     def chances(self, positions: int) -> tuple[Floats, Floats]:
-        rates = np.full(positions, float(self.match_rate))
+        rates = np.full(positions, float(self.rate))
         return rates, rates
 
     def pmf(self, positions: int) -> Floats:
         from scipy.stats import binom  # costs a second to import, and only distributions need it
 
-        return np.asarray(binom.pmf(np.arange(positions + 1), positions, float(self.match_rate)))
+        return np.asarray(binom.pmf(np.arange(positions + 1), positions, float(self.rate)))
 
     def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
-        rate, buffer = float(self.match_rate), None
+        rate, buffer = float(self.rate), None
         for tile in coins:
             if buffer is None:
                 buffer = np.empty(tile.shape, dtype=np.bool_)
@@ -124,34 +125,32 @@ class Iid(Chain):
 
 
 class ByPosition(Chain):
-    """Position j succeeds with chance `match_rates[j]`, independently of the others.
+    """Position j succeeds with chance `rates[j]`, independently of the others.
 
     >>> ByPosition([0.5, 0.1]).pmf(2).round(4).tolist()
     [0.45, 0.5, 0.05]
     """
 
-    def __init__(self, match_rates: ArrayLike) -> None:
-        self.match_rates = checks.array("match_rates", match_rates, 0, 1)
-        if self.match_rates.ndim != 1 or not self.match_rates.size:
-            raise checks.ParameterError(
-                f"match_rates must be a list of rates, one for each output position, got {match_rates!r}"
-            )
+    def __init__(self, rates: ArrayLike, *, name: str = "rates") -> None:
+        self.rates, self.name = checks.array(name, rates, 0, 1), name
+        if self.rates.ndim != 1 or not self.rates.size:
+            raise checks.ParameterError(f"{name} must be a list of rates, one for each output position, got {rates!r}")
 
     def mean(self, positions: ArrayLike) -> Floats:
-        return self._sums(self.match_rates, positions)
+        return self._sums(self.rates, positions)
 
     def variance(self, positions: ArrayLike) -> Floats:
-        return self._sums(self.match_rates * (1 - self.match_rates), positions)
+        return self._sums(self.rates * (1 - self.rates), positions)
 
     def chances(self, positions: int) -> tuple[Floats, Floats]:
         self._cover(positions)
-        return self.match_rates[:positions], self.match_rates[:positions]
+        return self.rates[:positions], self.rates[:positions]
 
     def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
         start = 0
         for tile in coins:
             self._cover(start + len(tile))
-            yield tile < self.match_rates[start : start + len(tile), None]
+            yield tile < self.rates[start : start + len(tile), None]
             start += len(tile)
 
     def _sums(self, values: Floats, positions: ArrayLike) -> Floats:
@@ -159,15 +158,15 @@ class ByPosition(Chain):
         return np.asarray(np.concatenate([[0.0], np.cumsum(values)])[np.asarray(positions, dtype=np.intp)])
 
     def _cover(self, positions: int) -> None:
-        if positions > len(self.match_rates):
+        if positions > len(self.rates):
             raise checks.ParameterError(
-                f"match_rates must have one rate for each of {positions} output positions, got {len(self.match_rates)};"
+                f"{self.name} must have one rate for each of {positions} output positions, got {len(self.rates)};"
                 " give more rates or fewer tokens"
             )
 
 
 class Markov(Chain):
-    """A stationary two-state chain over output positions: chance `match_rate`, correlation between neighbours `correlation`.
+    """A stationary two-state chain over output positions: chance `rate`, correlation between neighbours `correlation`.
 
     After a success the next succeeds with chance p + rho (1 - p), after a failure with p (1 - rho). Both must lie in [0, 1], so
     rho >= -min(p / (1 - p), (1 - p) / p).
@@ -176,20 +175,20 @@ class Markov(Chain):
     True
     """
 
-    def __init__(self, match_rate: ArrayLike, correlation: ArrayLike) -> None:
-        self.match_rate = checks.array("match_rate", match_rate, 0, 1)
+    def __init__(self, rate: ArrayLike, correlation: ArrayLike, *, name: str = "rate") -> None:
+        self.rate = checks.array(name, rate, 0, 1)
         self.correlation = checks.array("correlation", correlation, -1, 1)
-        self.after_failure = self.match_rate * (1 - self.correlation)
-        self.after_success = self.match_rate + self.correlation * (1 - self.match_rate)
+        self.after_failure = self.rate * (1 - self.correlation)
+        self.after_success = self.rate + self.correlation * (1 - self.rate)
         # The bound itself is allowed, whichever way its rounding falls.
         if np.any(self.after_failure > 1 + 1e-12) or np.any(self.after_success < -1e-12):
             raise checks.ParameterError(
-                f"correlation must be at least -min(p/(1-p), (1-p)/p) of match_rate p={match_rate!r}, got {correlation!r}"
+                f"correlation must be at least -min(p/(1-p), (1-p)/p) of {name} p={rate!r}, got {correlation!r}"
             )
         self.after_failure, self.after_success = np.minimum(self.after_failure, 1.0), np.maximum(self.after_success, 0.0)
 
     def mean(self, positions: ArrayLike) -> Floats:
-        return np.asarray(np.asarray(positions) * self.match_rate)
+        return np.asarray(np.asarray(positions) * self.rate)
 
     def variance(self, positions: ArrayLike) -> Floats:
         """p(1-p) [n (1+rho)/(1-rho) - 2 rho (1-rho^n)/(1-rho)^2]; as rho goes to 1, p(1-p) n^2: all positions agree."""
@@ -201,16 +200,16 @@ class Markov(Chain):
         spread = n * (1 + rho) / far - 2 * rho * (1 - rho**n) / far**2
         cube = n * (n * n - 1)
         close = n * n - gap * cube / 3 + gap**2 * cube * (n - 2) / 12
-        return np.asarray(self.match_rate * (1 - self.match_rate) * np.where(near, close, spread))
+        return np.asarray(self.rate * (1 - self.rate) * np.where(near, close, spread))
 
     def chances(self, positions: int) -> tuple[Floats, Floats]:
         after_failure = np.full(positions, float(self.after_failure))
         after_success = np.full(positions, float(self.after_success))
-        after_failure[:1] = after_success[:1] = float(self.match_rate)
+        after_failure[:1] = after_success[:1] = float(self.rate)
         return after_failure, after_success
 
     def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
-        rate, low, high = float(self.match_rate), float(self.after_failure), float(self.after_success)
+        rate, low, high = float(self.rate), float(self.after_failure), float(self.after_success)
         last: Bools | None = None
         for tile in coins:
             outcomes = np.empty(tile.shape, dtype=np.bool_)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.published import bild_tables, deck_tables, ppd_tables, skipdecode_tables
-from model.published.table_notes import About
+from model.published.table_notes import TableNotes
 
 # A column of the same name means the same in every table; those in neither list are numbers with a fraction.
 _WHOLE = (
@@ -43,7 +43,7 @@ _SPELLED = {
     "opt-1.3b": "OPT-1.3B", "opt-6.7b": "OPT-6.7B",
     "large+small": "T5-Large + T5-Small", "large+base": "T5-Large + T5-Base",
 }  # fmt: skip
-_TABLES: dict[str, tuple[str, str, About]] = {
+_TABLES: dict[str, tuple[str, str, TableNotes]] = {
     name: (short, module.PAPER, about)
     for short, module in (("PPD", ppd_tables), ("Deck", deck_tables), ("BiLD", bild_tables), ("SkipDecode", skipdecode_tables))
     for name, about in module.TABLES.items()
@@ -52,7 +52,7 @@ _TABLES: dict[str, tuple[str, str, About]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class PublishedTable:
     """One printed table: where it comes from, which columns identify a row, its rows, and what is odd about it."""
 
     name: str
@@ -133,7 +133,7 @@ def names() -> tuple[str, ...]:
     return tuple(_TABLES)
 
 
-def table(name: str) -> Table:
+def table(name: str) -> PublishedTable:
     """The table of this name.
 
     >>> table("ppd-table-8").title
@@ -224,7 +224,7 @@ def trials_of_a_bin(data_set: str) -> int:
 
 
 @functools.cache
-def _read(name: str) -> Table:
+def _read(name: str) -> PublishedTable:
     _, paper, about = _TABLES[name]
     text = resources.files(__name__).joinpath(f"{name.replace('-', '_')}.csv").read_text(encoding="utf-8")
     # Read-only rows: the cache hands the same table to every caller.
@@ -233,7 +233,7 @@ def _read(name: str) -> Table:
         for row in csv.DictReader(text.splitlines())
     )
     source = f"{paper}, {about.label}: {about.setting}"
-    return Table(name, about.title, source, about.keys, rows, about.notes)
+    return PublishedTable(name, about.title, source, about.keys, rows, about.notes)
 
 
 def _typed(column: str, cell: str) -> str | int | float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model.published.table_notes import About
+from model.published.table_notes import TableNotes
 
 PAPER = "Kim et al., 'Speculative Decoding with Big Little Decoder', NeurIPS 2023, arXiv:2302.07863"
 
@@ -33,11 +33,11 @@ _COUNTS = (
 )
 
 TABLES = {
-    "bild-table-1": About(
+    "bild-table-1": TableNotes(
         "Table 1", "Quality and speed-up, without loss and within one point", "T4, batch 1; BLEU (iwslt, wmt) or ROUGE-L",
         ("data_set", "alignment", "loss"), (_MEANS, _MACHINE, _LAYER_RATIO),
     ),
-    "bild-table-2": About(
+    "bild-table-2": TableNotes(
         "Table 2", "Sizes of the models", "decoders, without embeddings", ("model",), (_COUNTS, _SIZE, _HEADS),
     ),
 }  # fmt: skip

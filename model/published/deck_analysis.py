@@ -67,7 +67,7 @@ def rows() -> list[dict[str, Any]]:
     return [_row(table, row) for table in tables for row in table.rows]
 
 
-def _row(table: published.Table, printed: Mapping[str, Any]) -> dict[str, Any]:
+def _row(table: published.PublishedTable, printed: Mapping[str, Any]) -> dict[str, Any]:
     from model.methods.speculative import theory as speculative
 
     rate, length, speedup = printed["acceptance_rate"], printed.get("draft_length"), printed["speedup"]

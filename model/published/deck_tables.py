@@ -9,7 +9,7 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
-from model.published.table_notes import About
+from model.published.table_notes import TableNotes
 
 PAPER = (
     'Tulsian, Goyal, Aggarwal, "Fast Inference from Transformers via Speculative Decoding", slides of a course project '
@@ -85,23 +85,23 @@ _HIERARCHY_COST = (
 )
 
 TABLES = {
-    "deck-table-1": About(
+    "deck-table-1": TableNotes(
         "Table 1", "Time and BLEU of the models alone", "T5, mean time of a decoding", ("task", "model"),
         (_COST_RATIO, _NO_BASE, _SPELLING, _METRIC),
     ),
-    "deck-table-2": About(
+    "deck-table-2": TableNotes(
         "Table 2", "Speed-up by task and draft length", _TARGET, ("task", "draft_length"),
         (_TOO_FAST, _ACCEPTED_OVER_DRAFTED, _FALLING, _NOT_IDENTICAL, _TWO_BLEUS, _RANGE, _SPELLING, _METRIC),
     ),
-    "deck-beam": About(
+    "deck-beam": TableNotes(
         "beam table", "Speed-up of speculative beam search", _TARGET + ", draft length not stated", ("task", "beams"),
         (_BEAMS_SLOWER, _BEAM_LENGTH, _BEAM_NOT_EXACT),
     ),
-    "deck-adaptive": About(
+    "deck-adaptive": TableNotes(
         "adaptive table", "Speed-up with adaptive draft length", _TARGET + ", draft length from a running mean of alpha", ("task",),
         (_ABOVE_ORACLE, _NOT_HIGHER, _SPELLING, _METRIC),
     ),
-    "deck-hierarchy": About(
+    "deck-hierarchy": TableNotes(
         "hierarchy table", "Speed-up with two and three models", "T5-Large, T5-Base and T5-Small, draft length not stated",
         ("task", "combination"), (_HIERARCHY_SLOWER, _HIERARCHY_COST, _TWO_BLEUS),
     ),

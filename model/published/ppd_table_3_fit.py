@@ -37,7 +37,7 @@ SEPARATING = 7
 
 
 @dataclass(frozen=True)
-class Run:
+class PublishedRun:
     """A measured decoding with early predictions, and plain decoding's time of the same tokens [s]."""
 
     data_set: str
@@ -104,7 +104,7 @@ PER_PROCESS = {
 
 
 @functools.cache
-def runs(data_set: str = BOTH) -> tuple[Run, ...]:
+def runs(data_set: str = BOTH) -> tuple[PublishedRun, ...]:
     """The measured runs of a data set, or of both, in the table's order.
 
     >>> [(run.data_set, run.candidates, run.match_rate, run.latency_s) for run in runs("squad")]
@@ -116,7 +116,7 @@ def runs(data_set: str = BOTH) -> tuple[Run, ...]:
         if row["method"] == "ppd" and data_set in (row["data_set"], BOTH):
             rate = published.match_rate(TABLE, data_set=row["data_set"], candidates=row["candidates"]).rate
             plain = table.lookup(data_set=row["data_set"], method="greedy")["latency_s"]
-            found.append(Run(row["data_set"], row["candidates"], rate, row["latency_s"], plain, table.cite(row)))
+            found.append(PublishedRun(row["data_set"], row["candidates"], rate, row["latency_s"], plain, table.cite(row)))
     return tuple(found)
 
 
@@ -239,7 +239,7 @@ def replayed(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _measured(row: Mapping[str, Any]) -> Run | None:
+def _measured(row: Mapping[str, Any]) -> PublishedRun | None:
     """The run that a row of results is of."""
     wanted = {"method": "ppd", "layers": LAYERS, "exit_layer": EXIT_LAYER, "tokens": TOKENS, "contended": False}
     if any(row.get(key) != value for key, value in wanted.items()) or row.get("latency_s") is None:
@@ -272,7 +272,7 @@ def sentences(points: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _line(run: Run, fitted_on: str | None, latency_s: Mapping[str, tuple[float, float | None]]) -> str:
+def _line(run: PublishedRun, fitted_on: str | None, latency_s: Mapping[str, tuple[float, float | None]]) -> str:
     told = []
     for view, (mean, half) in latency_s.items():
         spread = "" if half is None else f" ±{half:.3f}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model.published.table_notes import About
+from model.published.table_notes import TableNotes
 
 PAPER = (
     'Yang, Lee, Cho, Papailiopoulos, Lee, "Predictive Pipelined Decoding: A Compute-Latency Trade-off for '
@@ -49,26 +49,26 @@ _POSITION_KEYS = ("data_set", "layer", "candidates", "head", "first", "last")
 _POSITION_SETTING = _VICUNA + ", matches by output position, both ends included; the full span is the printed total"
 
 TABLES = {
-    "ppd-table-2": About(
+    "ppd-table-2": TableNotes(
         "Table 2", "Match rate by data set, layer, candidates and head", _VICUNA,
         ("data_set", "layer", "candidates", "head"), (_LAYERS,),
     ),
-    "ppd-table-3": About(
+    "ppd-table-3": TableNotes(
         "Table 3", "Measured latency and throughput of 128 tokens", _LLAMA + ", greedy decoding with and without PPD",
         ("data_set", "method", "candidates"), (_TWO_GREEDY_RATES, _NO_EARLY_LAYER, _THROUGHPUT),
     ),
-    "ppd-table-5": About(
+    "ppd-table-5": TableNotes(
         "Table 5", "Match rate under greedy, top-k and top-p decoding",
         _LLAMA + ", 3 candidates, final head, 100 examples, top-k with k = 3, top-p with p = 0.95",
         ("data_set", "sampling"), (_TWO_GREEDY_RATES,),
     ),
-    "ppd-table-6": About(
+    "ppd-table-6": TableNotes(
         "Table 6", "Match rate by output position, SQuAD 1.1", _POSITION_SETTING, _POSITION_KEYS, (_LAYERS, _FIRST_BIN_SQUAD)
     ),
-    "ppd-table-7": About(
+    "ppd-table-7": TableNotes(
         "Table 7", "Match rate by output position, WMT15 EN-FR", _POSITION_SETTING, _POSITION_KEYS, (_LAYERS,)
     ),
-    "ppd-table-8": About(
+    "ppd-table-8": TableNotes(
         "Table 8", "Match rate by output position, CNN/DM", _POSITION_SETTING, _POSITION_KEYS, (_LAYERS, _FIRST_BIN_CNN_DM)
     ),
 }

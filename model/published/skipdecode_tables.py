@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model.published.table_notes import About
+from model.published.table_notes import TableNotes
 
 PAPER = "Del Corro et al., 'SkipDecode: Autoregressive Skip Decoding with Batching and Caching', 2023, arXiv:2307.02628"
 
@@ -44,15 +44,15 @@ _NEGLIGIBLE = (
 _TWO_VALUES = "The paper says OPT-1.3B, but the rows of SkipDecode print 19.3 and 68.2 where Table 4 has 19.6 and 68.1."
 
 TABLES = {
-    "skipdecode-table-2": About(
+    "skipdecode-table-2": TableNotes(
         "Table 2", "Least and most layers by target speed-up", "linear decay, one warm-up layer", ("model", "target_speedup"),
         (_MIDDLE, _DECAY),
     ),
-    "skipdecode-table-4": About(
+    "skipdecode-table-4": TableNotes(
         "Table 4", "Layers and quality by target speed-up", "OPT, beam of 1, top-sampling of 0.7",
         ("data_set", "model", "target_speedup"), (_BASE, _NO_TIME, _LENGTHS, _TO_THE_LIMIT, _NEGLIGIBLE),
     ),
-    "skipdecode-table-5": About(
+    "skipdecode-table-5": TableNotes(
         "Table 5", "ROUGE-L of SkipDecode and of early exit", "OPT-1.3B", ("data_set", "method", "speedup"), (_TWO_VALUES,),
     ),
 }  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class About:
+class TableNotes:
     """Everything about one table that is not a number: what it is called, which columns are keys, and what is said of it."""
 
     label: str

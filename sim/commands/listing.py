@@ -12,12 +12,14 @@ from model.architectures import transformer
 from model.architectures.transformer import PRESETS, Shape
 from model.base import checks
 from model.costs.layer_times import RATIOS, UnitCost
-from model.hardware import devices, profile
+from model.hardware import devices, profile_files
 from model.hardware.devices import DEVICES, Device
 from model.hardware.profile import Profile
-from model.methods import batching, registry
-from sim.scenarios import cases, match_outcomes, scenario_file
+from model.methods import method_parameters, registry
+from model.outcomes.outcome_kinds import kind_of
+from sim.scenarios import cases, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
+from sim.scenarios.outcomes_section import LAWS
 
 LISTS = ("costs", "devices", "methods", "outcomes", "profiles", "published", "scenarios", "shapes")
 
@@ -41,13 +43,18 @@ def lines(what: str) -> dict[str, str]:
     if what == "devices":
         return {name: _device(each) for name, each in DEVICES.items()}
     if what == "profiles":
-        return {name: _profile(profile.load(name)) for name in profile.names()}
+        return {name: _profile(profile_files.load(name)) for name in profile_files.names()}
     return {name: published.table(name).title for name in published.names()}
 
 
 def _names(what: str) -> list[str]:
     """What `lines` has a line of, without what the line says."""
-    known = {"methods": registry.names, "profiles": profile.names, "published": published.names, "scenarios": scenario_file.names}
+    known = {
+        "methods": registry.names,
+        "profiles": profile_files.names,
+        "published": published.names,
+        "scenarios": scenario_file.names,
+    }
     return [*known[what]()] if what in known else [*lines(what)]
 
 
@@ -64,7 +71,7 @@ def details(what: str, name: str) -> dict[str, str]:
             raise checks.unknown("outcomes", name, {part for key in _laws() for part in key.split(": ")})
         return {key: f"{key}: {inspect.getdoc(law)}\n\n{_fields(law)}" for key, law in found.items()}
     if what == "profiles" and name.endswith(".json"):  # one of the user's own
-        return {name: _rows(_of_profile(profile.load(name)))}
+        return {name: _rows(_of_profile(profile_files.load(name)))}
     if what == "shapes" and transformer.is_path(name):
         return {name: _rows(_of_shape(transformer.named(name), f"given in {name}; bfloat16 where it does not say a dtype"))}
     if what == "devices" and devices.is_path(name):
@@ -80,7 +87,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "devices":
         return {name: f"# published\n{devices.written(DEVICES[name])}"}
     if what == "profiles":
-        return {name: _rows(_of_profile(profile.load(name)))}
+        return {name: _rows(_of_profile(profile_files.load(name)))}
     if what == "costs":
         kinds = {"unit, published": cases.Cost, "profile, roofline": HardwareCost}
         having = {kind: of for kind, of in kinds.items() if name in _given(of)}
@@ -135,19 +142,15 @@ def _method(name: str) -> str:
     module = registry.algorithm(name)
     kind = module.Parameters
     parts = [inspect.getdoc(module) or "", f'[[method]]\nname = "{name}"\n\n{inspect.getdoc(kind)}\n\n{_fields(kind)}']
-    laws = {
-        outcome: f"{match_outcomes.RATES[outcome]}; kinds {', '.join(sorted(cases.LAWS[outcome]))}" for outcome in kind.OUTCOMES
-    }
-    perhaps = ", where its parameters ask for it" if hasattr(kind, "asked") else ""
+    laws = {outcome: f"{kind_of(outcome).rate}; kinds {', '.join(sorted(LAWS[outcome]))}" for outcome in kind.OUTCOMES}
+    perhaps = ", where its parameters ask for it" if "outcomes_for" in vars(kind) else ""
     asked = [f"{outcome}: {about} (`sim ls outcomes {outcome}`){perhaps}" for outcome, about in laws.items()]
     parts.append("\n".join(["[outcomes]", *asked]) if asked else "[outcomes]: it asks for none")
-    ways = getattr(kind, "BATCHINGS", ())
-    if ways:
-        parts.append("batching of several sequences\n" + _rows({way: batching.SAID[way] for way in ways}))
-    required = [RATIOS[role] for role in registry.roles(kind, {})]
-    looked_at, given = registry.costs(kind, {}), {*_given(cases.Cost), *_given(HardwareCost)}
+    parts.append("batching of several sequences\n" + _rows({way: method_parameters.SAID[way] for way in kind.BATCHINGS}))
+    required = [RATIOS[role] for role in kind.roles_for({})]
+    looked_at, given = kind.all_costs_for({}), {*_given(cases.Cost), *_given(HardwareCost)}
     also = sorted({f"{key}_s" if key not in given else key for key in looked_at} - {*required})
-    sometimes = sorted({*getattr(kind, "COSTS", ())} - looked_at)
+    sometimes = sorted({*kind.COSTS} - looked_at)
     every = [key for key in _given(cases.Cost) if key not in cases.gated()]
     unless = ", but with an exit_layer, which makes that model part of the large one" if "exit_layer" in _given(kind) else ""
     costs = [f"{key}  required{unless}" for key in required]
@@ -164,7 +167,7 @@ def _method(name: str) -> str:
 
 
 def _laws() -> dict[str, Any]:
-    return {f"{name}: {kind}": law for name, kinds in cases.LAWS.items() for kind, law in kinds.items()}
+    return {f"{name}: {kind}": law for name, kinds in LAWS.items() for kind, law in kinds.items()}
 
 
 def _fields(kind: type) -> str:

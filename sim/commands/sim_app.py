@@ -137,11 +137,11 @@ def _overrides(
 
 def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> None:
     from sim.runs import sweep as sweeps
-    from sim.runs.shard_plan import Plan
+    from sim.runs.shard_plan import ShardPlan
     from sim.scenarios.grid import Grid
 
     grid = Grid(sweeps.resolve(scenario, **overrides))
-    plan = Plan(grid)
+    plan = ShardPlan(grid)
     decodings = {view: grid.points * plan.replications[view] for view in plan.views if view != "formula"}
     facts = {
         "points": grid.points, "axes": {axis.path: len(axis.values) for axis in grid.axes}, "views": list(plan.views),
@@ -382,11 +382,11 @@ def lint(
     """
     from model.base.checks import ParameterError
     from sim.runs import sweep as sweeps
-    from sim.runs.shard_plan import Plan
+    from sim.runs.shard_plan import ShardPlan
     from sim.scenarios.grid import Grid
 
     grid = Grid(sweeps.resolve(scenario))
-    plan = Plan(grid)
+    plan = ShardPlan(grid)
     wrong = 0
     for point in range(min(grid.points, 512)):
         try:

@@ -19,13 +19,14 @@ import numpy as np
 
 from model.costs.pass_seconds import PassCost
 from model.hardware.profile import Profile
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from model.logs.decoding import Decoding, drafting
 from model.logs.decoding import together as pooled
-from model.logs.measured_runs import Runs
+from model.logs.measured_runs import MeasuredRuns
 from model.logs.replay import told
 from model.logs.spans import Span, of_main
 from model.logs.spans import beside as at_once
+from model.methods import registry
 from model.methods.bild import theory as bild
 from model.methods.bild.algorithm import UNSURE
 from model.methods.ppd import theory as ppd
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 COLUMNS = ("claim", "series", "x", "formula", "simulated", "measured", "noise", "x_name", "y_name", "about")
 """Of what claim; which line of it; where; and the three values, with the noise of the measured one relative to it [-]."""
 _SPEED, _TIME = "speed-up over plain decoding", "time over plain decoding"  # of a token behind the first commit
-_PLAIN = "autoregressive"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Compared:
         return len(self.decoding.tokens) - len(self.decoding.commits[0].tokens)
 
 
-def limits(runs: Runs, table: pl.DataFrame, profiles: Mapping[str, Profile]) -> pl.DataFrame:
+def limits(runs: MeasuredRuns, table: pl.DataFrame, profiles: Mapping[str, Profile]) -> pl.DataFrame:
     """The rows of all claims that these runs say anything about (`COLUMNS`); none is a frame without rows.
 
     Parameters
@@ -67,10 +67,10 @@ def limits(runs: Runs, table: pl.DataFrame, profiles: Mapping[str, Profile]) -> 
     """
     import polars as pl
 
-    cost = PassCost({role: Measured(each) for role, each in profiles.items()})
+    cost = PassCost({role: ProfileCosts(each) for role, each in profiles.items()})
     timed = [Compared(runs.timed[row["decoding"]].decoding, row) for row in table.iter_rows(named=True)]
     timed = [each for each in timed if len(each.decoding.commits) > 1 and each.tokens > 0]
-    plain = [each for each in timed if each.decoding.method == _PLAIN]
+    plain = [each for each in timed if each.decoding.method == registry.PLAIN]
     claims: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
         "verify": _verify, "ppd": _ppd, "skipdecode": _skipdecode, "bild": _bild, "bus": partial(_bus, runs),
     }  # fmt: skip
@@ -179,9 +179,9 @@ def _bild(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) 
         }  # fmt: skip
 
 
-def _bus(runs: Runs, timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
+def _bus(runs: MeasuredRuns, timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
     """Processes with a core each, as if each had a memory of its own: what the main one's passes take while others are at work."""
-    of = {role: each for role, each in cost.of.items() if isinstance(each, Measured)}
+    of = {role: each for role, each in cost.of.items() if isinstance(each, ProfileCosts)}
     for each in timed:
         own = runs.timed[each.row["decoding"]]
         spans = own.spans(own.middle)

@@ -17,8 +17,8 @@ from model.base.checks import ParameterError
 from model.costs.pass_seconds import PassCost
 from model.hardware import physical_limits
 from model.hardware.profile import PROCESS_TEXT, Profile
-from model.hardware.profile_costs import Measured, shape_of
-from model.logs.measured_runs import ROLES, Runs, Timed
+from model.hardware.profile_costs import ProfileCosts, shape_of
+from model.logs.measured_runs import ROLES, MeasuredRuns, TimedDecoding
 from model.logs.prediction_error import PARTS
 from model.logs.replay import Replayed, UnloggedError, steps_of, told
 
@@ -84,7 +84,7 @@ def _other_way(decoding: Decoding, why: str) -> ParameterError:
     return ParameterError(f"{bound}: {why}; leave it out")
 
 
-def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool = False) -> pl.DataFrame:
+def compare(runs: MeasuredRuns, profiles: Mapping[str, Profile], *, allow_mismatch: bool = False) -> pl.DataFrame:
     """A row for each measured decoding: predicted, measured, error, and the noise of the measurement.
 
     Parameters
@@ -99,7 +99,7 @@ def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool
     wrong = mismatches(runs, profiles)
     if wrong and not allow_mismatch:
         raise ParameterError(f"{wrong[0]}; take the profile that was timed there, or --allow-mismatch, which marks every row")
-    of = {role: Measured(each) for role, each in profiles.items()}
+    of = {role: ProfileCosts(each) for role, each in profiles.items()}
     alone, rows = PassCost(of), []
     _refuse_slow(runs, profiles, {role: shape_of(each) for role, each in profiles.items()})
     for number, timed in runs.timed.items():
@@ -115,7 +115,7 @@ def compare(runs: Runs, profiles: Mapping[str, Profile], *, allow_mismatch: bool
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
-def _refuse_slow(runs: Runs, profiles: Mapping[str, Profile], shapes: Mapping[str, Shape]) -> None:
+def _refuse_slow(runs: MeasuredRuns, profiles: Mapping[str, Profile], shapes: Mapping[str, Shape]) -> None:
     """Refuse a run that took longer than its machine can have taken for the passes that it made, by its row, counted from 1."""
     seconds, decodings = runs.table["seconds"].to_list(), runs.table["decoding"].to_list()
     most = {number: physical_limits.longest_run(timed.decoding, profiles, shapes) for number, timed in runs.timed.items()}
@@ -172,7 +172,7 @@ OVER_STREAMS = OVER_PROCESSES[2:]
 """What runs over streams of one GPU take: there is nobody to be told or woken, and launching is part of the turn."""
 
 
-def missing(of: Mapping[str, Measured], timed: Timed) -> list[str]:
+def missing(of: Mapping[str, ProfileCosts], timed: TimedDecoding) -> list[str]:
     """What a run takes that its profiles have no times of: it is counted as nothing.
 
     `send` is of devices that hand over bytes; what processes hand over is in the times of their passes.
@@ -186,7 +186,7 @@ def missing(of: Mapping[str, Measured], timed: Timed) -> list[str]:
     return found
 
 
-def over_processes(of: Mapping[str, Measured], timed: Timed, *, contention: bool = True) -> PassCost:
+def over_processes(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, contention: bool = True) -> PassCost:
     """What passes of a run over several processes take: starting them and taking one over too, and they slow each other down,
     unless `contention` is left out.
     """
@@ -204,7 +204,7 @@ def over_processes(of: Mapping[str, Measured], timed: Timed, *, contention: bool
     )  # fmt: skip
 
 
-def side_by_side(runs: Runs, profiles: Mapping[str, Profile], number: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def side_by_side(runs: MeasuredRuns, profiles: Mapping[str, Profile], number: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Who held which unit when in a decoding over several processes: its middle repeat as measured, and as simulated [s]."""
     import polars as pl
 
@@ -213,14 +213,14 @@ def side_by_side(runs: Runs, profiles: Mapping[str, Profile], number: int) -> tu
         over = [each for each, one in runs.timed.items() if one.units > 1]
         there = ", ".join(map(str, over[:10])) if over else "none of these runs is"
         raise ParameterError(f"decoding must be one over several processes ({there}), got {checks.shown(number)}")
-    of = {role: Measured(each) for role, each in profiles.items()}
+    of = {role: ProfileCosts(each) for role, each in profiles.items()}
     played = predict(timed.decoding, over_processes(of, timed), timed.units, record=True).run.intervals
     measured = [span._asdict() for span in timed.spans(timed.middle)]
     frames = [pl.DataFrame(rows, infer_schema_length=None) for rows in (measured, [each._asdict() for each in played])]
     return frames[0], frames[1]
 
 
-def mismatches(runs: Runs, profiles: Mapping[str, Profile]) -> list[str]:
+def mismatches(runs: MeasuredRuns, profiles: Mapping[str, Profile]) -> list[str]:
     """In what profiles are of another machine, model, dtype or mode than the runs."""
     found = []
     about = runs.about
@@ -257,7 +257,7 @@ def _listed(value: Any) -> Any:
     return [*value] if isinstance(value, tuple) else value
 
 
-def _row(runs: Runs, number: int, timed: Timed, predicted: Predicted) -> dict[str, Any]:
+def _row(runs: MeasuredRuns, number: int, timed: TimedDecoding, predicted: Predicted) -> dict[str, Any]:
     decoding = timed.decoding
     several = len(decoding.commits) > 1
     forced = runs.about["forced"]
@@ -274,7 +274,7 @@ def _row(runs: Runs, number: int, timed: Timed, predicted: Predicted) -> dict[st
     }  # fmt: skip
 
 
-def _parts(timed: Timed, predicted: Predicted) -> dict[str, float]:
+def _parts(timed: TimedDecoding, predicted: Predicted) -> dict[str, float]:
     """What the whole time went into, predicted and measured (`model.logs.prediction_error.PARTS`)."""
     found = {f"{whose}_{name}_s": 0.0 for whose in ("predicted", "measured") for name in PARTS}
     if timed.units > 1:
@@ -314,15 +314,15 @@ def _said(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
-def profiles_of(names: Sequence[str], runs: Runs, folder: Path) -> dict[str, Profile]:
+def profiles_of(names: Sequence[str], runs: MeasuredRuns, folder: Path) -> dict[str, Profile]:
     """Profiles by role: those given as ROLE=PROFILE, one alone for the target; or those of the runs' sitting, beside them."""
-    from model.hardware import profile
+    from model.hardware import profile_files
 
     found: dict[str, Profile] = {}
     if not names:
         if not runs.about["profiles"]:
             raise ParameterError("profile is required: the runs name none of their sitting; give --profile ROLE=NAME for each")
-        return {role: profile.load(str(folder / name)) for role, name in runs.about["profiles"].items()}
+        return {role: profile_files.load(str(folder / name)) for role, name in runs.about["profiles"].items()}
     for each in names:
         role, equals, name = each.partition("=")
         if not equals:
@@ -331,5 +331,5 @@ def profiles_of(names: Sequence[str], runs: Runs, folder: Path) -> dict[str, Pro
             raise checks.unknown("role", role, ROLES)
         if role in found:
             raise ParameterError(f"profile of the {role} is given twice; give it once")
-        found[role] = profile.load(name)
+        found[role] = profile_files.load(name)
     return found

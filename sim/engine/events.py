@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
@@ -20,6 +20,7 @@ from simpy.events import Event, Timeout
 
 from model.interpret.account import Account, Kind, context_of, kind_of
 from model.interpret.interpreter import Cache
+from model.interpret.world import Answers
 from model.logs.spans import Span
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, require_ended
 from sim.engine.cluster import Cluster
@@ -55,7 +56,7 @@ class Run:
         return self.account.passes_of
 
 
-class Cost(Protocol):
+class StepTimes(Protocol):
     """Whoever says what steps take: `model.costs.layer_times.UnitCost`, or seconds of single passes
     (`model.costs.pass_seconds.PassCost`).
 
@@ -81,23 +82,11 @@ class Cost(Protocol):
         """Starting so many sub-processes."""
 
 
-class Answers(Protocol):
-    """Whoever answers reads: `model.interpret.world.World`, or a record of what real models said."""
-
-    written: Sequence[int]
-    """What has been put out so far: the simulator's own list."""
-    put_out: Mapping[int, Sequence[int]]
-    """The same of each text of a batch, where each puts out its own."""
-
-    def read(self, step: Read) -> Any:
-        """The answer to a read."""
-
-
 def simulate(
     steps: Steps,
     tokens: int,
     cluster: Cluster,
-    cost: Cost,
+    cost: StepTimes,
     world: Answers,
     *,
     per_layer: bool = False,
@@ -123,7 +112,7 @@ class _Engine:
     """The state of one simulation: who holds which unit, who waits, who is about to be born."""
 
     def __init__(
-        self, cluster: Cluster, cost: Cost, world: Answers, tokens: int, per_layer: bool, record: bool
+        self, cluster: Cluster, cost: StepTimes, world: Answers, tokens: int, per_layer: bool, record: bool
     ) -> None:
         self.cluster, self.cost, self.world, self.wanted = cluster, cost, world, tokens
         self.per_layer, self.record = per_layer, record

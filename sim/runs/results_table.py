@@ -144,7 +144,7 @@ def _accepted(point: int, view: str, part: pl.DataFrame) -> list[dict[str, Any]]
 
 def _law(point: int, case: Case) -> list[dict[str, Any]]:
     """The theory's own distribution of the latency, where it has one."""
-    law = getattr(registry.theory(case.method), "distribution", None)
+    law = registry.method(case.method).distribution
     if law is None or case.outcome is None:
         return []
     found = law(case.parameters, case.settings.tokens, case.outcome.law, case.cost)

@@ -20,10 +20,10 @@ from rich.text import Text
 from model.base import strict_json
 from model.base.whole_files import write_text
 from model.methods.registry import algorithm
+from model.outcomes.outcome_kinds import KINDS
 from model.published.paper_notes import NOTES, Note
 from sim.runs import verdict
 from sim.runs.sweep import Report
-from sim.scenarios.match_outcomes import RATES
 from sim.scenarios.scenario_file import cost_source, method_tables
 from sim.views import agreement, metrics
 
@@ -43,10 +43,7 @@ TITLES = {
     "operations_per_token": "operations per token [of a plain token]", "straggler_loss": "straggler loss",
     "speedup_over_one_device": "speed-up over one device",
 }  # fmt: skip
-RATE_WORDS = {
-    "match_rate": "match", "acceptance_rate": "acceptance", "fallback_rate": "fallback", "rollback_rate": "rollback",
-    "mean_exit_layer": "exit",
-}  # fmt: skip
+_RATES = tuple(kind.rate for kind in KINDS.values())
 VIEWS = ("formula", "paths", "events")
 
 
@@ -169,7 +166,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
     """The columns that tell the points apart, and the rates."""
     aside = {
         "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
-        *(f"{rate}{more}" for rate in RATES.values() for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
+        *(f"{rate}{more}" for rate in _RATES for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
         "contended", "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *metrics.columns(), *metrics.PER_ROUND,
         *metrics.WORK, "straggler_loss", "arithmetic_intensity", "agreement_source", "no_value_because",
         *(f"plain_{name}" for name in metrics.PLAIN_WORK),
@@ -184,8 +181,9 @@ def describing(frame: pl.DataFrame) -> list[str]:
         aside -= {"exact"}
     if "occupancy" in frame.columns and not frame.select((pl.col("occupancy") < 1).any()).item():
         aside |= {"occupancy"}
-    more = ("rollback_rate", "agreement", "published_speedup")
-    rates = [name for name in (*RATES.values(), *more) if name in frame.columns and (name in RATES.values() or frame[name].count())]
+    further = (rate.column for kind in KINDS.values() for rate in kind.rates[1:] if rate.word)
+    more = (*further, "agreement", "published_speedup")
+    rates = [name for name in (*_RATES, *more) if name in frame.columns and (name in _RATES or frame[name].count())]
     telling = [name for name in frame.columns if name not in {*aside, *rates} and frame[name].n_unique() > 1]
     return [*(telling or ["method"]), *rates]
 
@@ -210,7 +208,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     names, lines = table.collect_schema().names(), []
     if "outcomes_source" in names:
         known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
-        kinds = [words for rate, words in RATE_WORDS.items() if rate in names]
+        kinds = [rate.word for kind in KINDS.values() for rate in kind.rates if rate.word and rate.column in names]
         of = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         lines.append(f"{of} rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
     if "outcomes_note" in names:

@@ -23,14 +23,14 @@ FORMULA_POINTS, ARRAY_POINTS = 2_000, 200_000
 
 @dataclass(frozen=True)
 class Shard:
-    """Pieces [first, last) of one view's work; see `Plan`."""
+    """Pieces [first, last) of one view's work; see `ShardPlan`."""
 
     view: str
     first: int
     last: int
 
 
-class Plan:
+class ShardPlan:
     """The pieces and the shards of a grid, view by view."""
 
     def __init__(self, grid: Grid) -> None:

@@ -25,8 +25,8 @@ from model.base.whole_files import TEMPORARY, write_text
 from model.methods import registry
 from sim.runs import results_table
 from sim.runs.atomic_files import alone, intact, parquet, write_hashed, write_whole
-from sim.runs.shard_plan import Plan, Shard
-from sim.scenarios import scenario_file
+from sim.runs.shard_plan import Shard, ShardPlan
+from sim.scenarios import outcomes_section, scenario_file
 from sim.scenarios.grid import Grid, parse_axis
 from sim.scenarios.scenario_file import Tables
 from sim.views import evaluation
@@ -50,7 +50,7 @@ def compute(tables: Tables, shard: Shard, path: Path, allowed: Sequence[str] = (
     """Compute a shard and write it: what a worker does, with the methods that its parent allows. Tells where it is."""
     with registry.allowing(allowed):
         grid = Grid(tables, check=False)
-        plan = Plan(grid)
+        plan = ShardPlan(grid)
         frame = _arrays(grid, shard) if shard.view == "formula" and plan.arrays else None
         if frame is None:
             rows, failures = evaluation.evaluate(grid, shard.view, plan.work(shard))
@@ -139,18 +139,12 @@ def _forget_provenance(tables: Tables, given: list[str]) -> None:
     """A rate that is put in place of a scenario's own rests neither on its trials nor on its source, unless these are given too."""
     for path in given:
         above, _, key = path.rpartition(".")
-        if key not in _RATES:
+        if key not in outcomes_section.RATES:
             continue
         for table in _tables_at(tables, above):
             for other in ("trials", "source"):
                 if f"{above}.{other}" not in given:
                     table.pop(other, None)
-
-
-_RATES = (
-    "match_rate", "match_rates", "acceptance_rate", "acceptance_rates", "rate", "length",
-    "fallback_rate", "fallback_rates", "rollback_rate", "rollback_rates", "hazards",
-)  # fmt: skip
 
 
 def _tables_at(tables: Tables, path: str) -> list[Tables]:
@@ -198,7 +192,7 @@ def run(
     if grid.points > ASK_BEYOND and not yes:
         raise ParameterError(f"the grid has {grid.points:,} points, more than {ASK_BEYOND:,}; say --yes to run it all the same")
     check_jobs(jobs)
-    plan = Plan(grid)
+    plan = ShardPlan(grid)
     if plan.count() > MAX_SHARDS:
         hours = f"about {plan.estimate() / 3600:,.0f} hours on one core"
         remedy = "take fewer points, views or replications"
@@ -219,7 +213,7 @@ def run(
             raise KeyboardInterrupt(_hint(folder)) from None
 
 
-def _run(plan: Plan, folder: Path, jobs: int | None, progress: Callable[[int, int], None] | None) -> Report:
+def _run(plan: ShardPlan, folder: Path, jobs: int | None, progress: Callable[[int, int], None] | None) -> Report:
     tables, shards = plan.grid.tables, plan.shards()
     fingerprint = scenario_file.fingerprint(tables)
     todo = {shard: folder / "shards" / plan.file(shard, fingerprint) for shard in shards}
@@ -253,7 +247,7 @@ def _hint(folder: Path) -> str:
     return f"what was finished is kept in {folder}; go on with the same command and --resume"
 
 
-def _workers(jobs: int | None, plan: Plan, shards: int) -> int:
+def _workers(jobs: int | None, plan: ShardPlan, shards: int) -> int:
     """As many as asked for; by default all cores, or one where starting workers would take longer than the work."""
     wanted = jobs if jobs is not None else (os.cpu_count() or 1) if plan.estimate() > 5 else 1
     return max(1, min(wanted, shards))
@@ -343,7 +337,7 @@ def _in_worker(parent: int, work: Callable[..., tuple[Shard, Path]], *arguments:
     return work(*arguments)
 
 
-def _merge(plan: Plan, paths: list[Path], folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _merge(plan: ShardPlan, paths: list[Path], folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Put the shards together: tables and distributions; failures, and where views disagree."""
     grid = plan.grid
     parts = [pl.scan_parquet(path, glob=False) for path in paths]
@@ -378,7 +372,7 @@ def _merge(plan: Plan, paths: list[Path], folder: Path) -> tuple[list[dict[str, 
 
 
 def _describe(
-    folder: Path, tables: Tables, plan: Plan, rows: int, failed: list[dict[str, Any]], disagreements: list[dict[str, Any]]
+    folder: Path, tables: Tables, plan: ShardPlan, rows: int, failed: list[dict[str, Any]], disagreements: list[dict[str, Any]]
 ) -> None:
     """Say in metadata.json what was run, with which versions, and where its numbers come from."""
     import platform

@@ -23,7 +23,7 @@ _MILLISECOND = 1_000_000  # [ns]; what one layer-time is shown as
 _SUFFIXES = (".json", ".json.gz", ".png", ".svg")
 
 
-class Recorded(NamedTuple):
+class RecordedDecoding(NamedTuple):
     """A recorded decoding, in milliseconds where a layer's seconds are known, and the columns that its point has in results."""
 
     run: Run
@@ -50,16 +50,16 @@ def record(
 
 def described(
     scenario: str | Path | Mapping[str, Any] | None = None, *, point: int = 0, replication: int = 0, **options: Any
-) -> Recorded:
+) -> RecordedDecoding:
     """The same with what it is of; `options` are the others of `record`."""
     run, case, about = _recorded(scenario, point=point, replication=replication, **options)
     if case.seconds_per_layer is None:
-        return Recorded(run, about, "layer-times")
+        return RecordedDecoding(run, about, "layer-times")
     factor = 1e3 * case.seconds_per_layer
     intervals = [row._replace(start=factor * row.start, end=factor * row.end) for row in run.intervals]
     commits = [(factor * time, kind, count) for time, kind, count in run.commits]
     scaled = replace(run, latency=factor * run.latency, busy=factor * run.busy, intervals=intervals, commits=commits)
-    return Recorded(scaled, about, "ms")
+    return RecordedDecoding(scaled, about, "ms")
 
 
 def _recorded(
@@ -81,10 +81,7 @@ def _recorded(
 
 def _shortened(case: Case, tokens: int) -> Case:
     """The case with so many tokens, and no text longer than that."""
-    lengths, parameters = getattr(case.parameters, "lengths", None), case.parameters
-    if lengths is not None:
-        parameters = replace(parameters, lengths=tuple(min(length, tokens) for length in lengths))
-    return replace(case, parameters=parameters, settings=replace(case.settings, tokens=tokens))
+    return replace(case, parameters=case.parameters.shortened(tokens), settings=replace(case.settings, tokens=tokens))
 
 
 def chrome_trace(

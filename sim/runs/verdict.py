@@ -255,7 +255,7 @@ def _conditions(tables: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str
 
 def _label(table: Mapping[str, Any]) -> str:
     """A method with what was chosen for it."""
-    aliases = getattr(registry.algorithm(table["name"]).Parameters, "ALIASES", {})
+    aliases = registry.parameters(table["name"]).ALIASES
     given = {aliases.get(key, key): value for key, value in table.items() if key not in ("name", "units", *scenario_file.OWN)}
     keys = [key for key in given if key not in GIVEN and key not in DEVICES]
     return ", ".join([str(table["name"]), *(f"{key} {_plain(given[key])}" for key in keys)])
@@ -286,7 +286,7 @@ def _answer(group: Sequence[_Point], unit: str) -> Answer:
     name = PLAIN + (f" on {_count(quickest, 'device')}" if len(plain) > 1 else "")
     choices: dict[str, Choice] = {}
     for _, _, label, _, row in group:
-        if row["method"] == "autoregressive":
+        if row["method"] == registry.PLAIN:
             continue
         where = f" on {_count(row['held'], unit)}" if unit else ""
         made = _choice(label + where, row, plain[quickest] / plain[row["ways"]] if alike else 1.0)

@@ -8,82 +8,67 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from model import published
 from model.base import bounded_files, checks
+from model.logs.position_log import PositionLog
 from model.methods import rounds
+from model.methods.method_parameters import MethodParameters
 from model.methods.speculative import engine_dialects, rates_from_logs
 from model.outcomes import outcome_laws
-from sim.scenarios import match_outcomes
-from sim.scenarios.match_outcomes import Outcome, check_provenance, independent
+from sim.scenarios.outcome_files import text_of
+from sim.scenarios.outcome_records import (
+    CorrelatedRate,
+    LawRecord,
+    OneRate,
+    Outcome,
+    RateByPosition,
+    RecordedOutcomes,
+    check_depth,
+    check_provenance,
+    check_rates,
+    independent,
+)
 
-Kind = TypeVar("Kind")
 
 @dataclass(frozen=True)
-class Iid:
+class IndependentAcceptance(OneRate):
     """Every drafted token is accepted with chance `acceptance_rate` if those before it were; `trials` is how many were tested."""
+
+    RATES = ("acceptance_rate",)
 
     acceptance_rate: float
     trials: int | None = None
     source: str = "assumed"
 
-    def __post_init__(self) -> None:
-        checks.number("acceptance_rate", self.acceptance_rate, 0, 1)
-        check_provenance(self.trials, self.source)
-
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
-        """The law for one point of the grid."""
-        return independent(self.acceptance_rate, self.trials, self.source)
-
 
 @dataclass(frozen=True)
-class Markov:
+class CorrelatedAcceptance(CorrelatedRate):
     """As `iid`, with correlation between neighbouring output positions. Positive correlation lowers the tokens of a round."""
+
+    RATES = ("acceptance_rate",)
 
     acceptance_rate: float
     correlation: float
     trials: int | None = None
     source: str = "assumed"
 
-    def __post_init__(self) -> None:
-        self._matches()
-
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
-        """The law for one point."""
-        return self._matches().outcome(parameters, tokens)
-
-    def _matches(self) -> match_outcomes.Markov:
-        return _like(match_outcomes.Markov, match_rate=self.acceptance_rate, correlation=self.correlation, trials=self.trials,
-                     source=self.source)  # fmt: skip
-
 
 @dataclass(frozen=True)
-class ByPosition:
+class AcceptanceByPosition(RateByPosition):
     """The token at output position j is accepted with chance `acceptance_rates[j]`, wherever its draft starts."""
+
+    RATES = ("acceptance_rates",)
 
     acceptance_rates: tuple[float, ...]
     source: str = "assumed"
 
-    def __post_init__(self) -> None:
-        self._matches()
-
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
-        """The law for one point."""
-        given = len(self.acceptance_rates)
-        if given < tokens:
-            form = f"one rate for each of {tokens} output positions"
-            raise checks.ParameterError(f"acceptance_rates must have {form}, got {given}; give more rates or fewer tokens")
-        return self._matches().outcome(parameters, tokens)
-
-    def _matches(self) -> match_outcomes.ByPosition:
-        return _like(match_outcomes.ByPosition, match_rates=self.acceptance_rates, source=self.source)
-
 
 @dataclass(frozen=True)
-class Replay:
+class RecordedAcceptance(RecordedOutcomes):
     """Recorded outcomes by output position: `records`, a JSON `file` of them (lists of true and false), or a decision `log`.
 
     Of a log (its file, or the name of a bundled one) they say where its draft's token is the target's; of one of drawn texts, for
@@ -95,61 +80,55 @@ class Replay:
     log: str | None = None
     source: str = "measured"
 
-    def __post_init__(self) -> None:
-        if self.log is None:
-            self._matches()
-        elif self.records is not None or self.file is not None:
-            raise checks.ParameterError("outcomes.kind 'replay' takes records, a file or a log, one of the three")
-        else:
-            match_outcomes.log_of(self.log).column("accepted")
-            check_provenance(None, self.source)
+    def check_log(self, log: PositionLog) -> None:
+        """Refuse a log without a draft."""
+        log.column("accepted")
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
-        """The law for one point."""
-        if self.log is None:
-            return self._matches().outcome(parameters, tokens)
-        log = match_outcomes.log_of(self.log)
-        match_outcomes.check_depth(log, parameters)
-        drawn, sampled = log.said.get("sampling") is not None, bool(getattr(parameters, "sampled", False))
+    def law_of_log(
+        self, log: PositionLog, parameters: MethodParameters, tokens: int
+    ) -> outcome_laws.Replay | outcome_laws.ReplayChances:
+        """Agreements of greedy texts, chances of drawn ones: the method must write as the log's target did."""
+        check_depth(log, parameters)
+        drawn, sampled = log.said.get("sampling") is not None, bool(parameters.sampled)
         if drawn != sampled:
             texts, remedy = ("drawn", "set it to true") if drawn else ("greedy", "set it to false, or log with --sample")
             raise checks.ParameterError(f"sampled must be {str(drawn).lower()} with a log of {texts} texts; {remedy}")
         if not drawn:
-            law: Any = outcome_laws.Replay(log.covering(log.agreements(), tokens))
-        else:
-            law = outcome_laws.ReplayChances(log.covering(log.chances(), tokens))
-        return match_outcomes.of_log(log, self.log, law, tokens, self.source)
-
-    def _matches(self) -> match_outcomes.Replay:
-        return _like(match_outcomes.Replay, records=self.records, file=self.file, source=self.source)
+            return outcome_laws.Replay(log.covering(log.agreements(), tokens))
+        return outcome_laws.ReplayChances(log.covering(log.chances(), tokens))
 
 
 @dataclass(frozen=True)
-class ByDraftPosition:
+class AcceptanceByDraftPosition(LawRecord):
     """The j-th token of a draft is accepted with chance `acceptance_rates[j]` if those before it were, wherever it starts."""
+
+    RATES = ("acceptance_rates",)
 
     acceptance_rates: tuple[float, ...]
     source: str = "assumed"
 
     def __post_init__(self) -> None:
-        _like(match_outcomes.ByPosition, match_rates=self.acceptance_rates, source=self.source)
+        check_rates("acceptance_rates", self.acceptance_rates, "a list of rates, one for each drafted token")
+        check_provenance(None, self.source)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point; the rate is that of the first place in a draft."""
-        if parameters.longest > len(self.acceptance_rates):
+        if parameters.longest_draft > len(self.acceptance_rates):
             raise checks.ParameterError(
-                f"acceptance_rates must have one rate for each of {parameters.longest} drafted tokens, got"
+                f"acceptance_rates must have one rate for each of {parameters.longest_draft} drafted tokens, got"
                 f" {len(self.acceptance_rates)}; give more rates or draft fewer tokens"
             )
         return Outcome(rounds.Rounds.by_draft_position(self.acceptance_rates), self.acceptance_rates[0], self.source)
 
 
 @dataclass(frozen=True)
-class SharedRate:
+class SharedRate(LawRecord):
     """Each round has one rate for all its tokens, drawn from a Beta law with this mean and a + b = `concentration`.
 
     It raises the tokens of a round; the smaller the concentration, the more.
     """
+
+    RATES = ("acceptance_rate",)
 
     acceptance_rate: float
     concentration: float
@@ -160,14 +139,14 @@ class SharedRate:
         checks.number("concentration", self.concentration, 0)
         check_provenance(None, self.source)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point."""
-        law = rounds.Rounds.shared_rate(self.acceptance_rate, self.concentration, parameters.longest)
+        law = rounds.Rounds.shared_rate(self.acceptance_rate, self.concentration, parameters.longest_draft)
         return Outcome(law, self.acceptance_rate, self.source)
 
 
 @dataclass(frozen=True)
-class Rounds:
+class RecordedRounds(LawRecord):
     """Recorded rounds: how many tokens a round gives if a draft starts at each output position, the target's own included.
 
     From `lengths`, or from a `file`: a JSON list of such lists, or JSON lines in which `acc_DRAFTER` holds one as `acc_len`.
@@ -184,30 +163,30 @@ class Rounds:
 
     def __post_init__(self) -> None:
         if (self.lengths is None) == (self.file is None):
-            raise checks.ParameterError("outcomes.kind 'rounds' takes either lengths or file, one of the two")
+            raise checks.TableError("outcomes", ".kind 'rounds' takes either lengths or file, one of the two")
         for name in ("file", "drafter"):
             if not isinstance(getattr(self, name), str | None):
                 raise checks.ParameterError(f"{name} must be a text in quotes, got {checks.shown(getattr(self, name))}")
         if self.drafter is not None and self.file is None:
-            raise checks.ParameterError("outcomes.drafter names a column of a file of JSON lines; leave it out without a file")
+            raise checks.TableError("outcomes", ".drafter names a column of a file of JSON lines; leave it out without a file")
         checks.one_of("play", self.play, PLAYS)
         check_provenance(None, self.source)
         self._lengths()
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point. Its rate is accepted over tested tokens of all rounds, in drafts of the method's length."""
         records = self._lengths()
         if self.play == "log":
-            return self._log(records, parameters.longest, tokens)
+            return self._log(records, parameters.longest_draft, tokens)
         survivors = [[length - 1 for length in record[:tokens]] for record in records if len(record) >= tokens]
         if not survivors:
             longest = max(len(record) for record in records)
             raise checks.ParameterError(
                 f"no record covers {tokens} output positions, the longest has {longest}; take fewer tokens, or play = 'log'"
             )
-        rate, low, high = _rate(_frozen(records, tokens, tokens), parameters.longest)
+        rate, low, high = _rate(_frozen(records, tokens, tokens), parameters.longest_draft)
         source = f"{self.source}: {len(survivors)} of {len(records)} records"
-        note = _note(records, parameters.longest, tokens)
+        note = _note(records, parameters.longest_draft, tokens)
         # The rate has an interval, the law has no ends: there is no rate in a record that could be moved.
         return Outcome(rounds.ReplayRounds(survivors), rate, source, rate_low=low, rate_high=high, note=note)
 
@@ -279,7 +258,7 @@ def _note(records: Sequence[Sequence[int]], longest: int, tokens: int) -> str:
 
 
 def _lengths_of(file: str, drafter: str | None) -> Any:
-    text = match_outcomes.text_of(file, "accepted lengths")
+    text = text_of(file, "accepted lengths")
     try:
         if drafter is None:
             return bounded_files.json_of(text, strict=False)
@@ -296,7 +275,7 @@ def _lengths_of(file: str, drafter: str | None) -> Any:
 
 
 @dataclass(frozen=True)
-class Reported:
+class ReportedByEngine(LawRecord):
     """What an `engine` printed of drafts of `draft_length` tokens: a `rate`, a `length`, or both, as that engine means them.
 
     The column acceptance_rate holds what they are converted to. A length is tokens a round, with the target's own. A rate is
@@ -306,6 +285,8 @@ class Reported:
     to 2026-04), and "before-2025-10" cannot be converted; a rate of `vllm` may be the "system-efficiency" of V0; a length of
     `trtllm` the "forced" one, without the target's token. `trials` is how many tokens were tested.
     """
+
+    RATES = ("rate", "length")
 
     engine: str
     draft_length: int
@@ -319,7 +300,7 @@ class Reported:
         check_provenance(self.trials, self.source)
         self._alpha()
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point: independent, with the rate that would have made the engine print this."""
         alpha = self._alpha()
         found = independent(alpha, self.trials, f"{self.source}: converted from what {self.engine} printed")
@@ -342,7 +323,7 @@ class Reported:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedAcceptance(LawRecord):
     """A rate of the speculative-decoding deck, by `task` and by what the method has that the table asks for.
 
     `reading`: the printed rate taken as `stated`, or as accepted over `drafted` tokens, which is what makes Table 2 agree with the
@@ -358,17 +339,17 @@ class Published:
         checks.one_of("task", self.task, {str(row["task"]) for row in published.table(self.table).rows})
         checks.one_of("reading", self.reading, READINGS)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point: independent, and the speed-up that the deck prints beside the rate."""
         from model.methods.speculative.theory import acceptance_from_drafted
 
         table = published.table(self.table)
-        asked = [key for key in table.keys if key not in ("task", "draft_model") and hasattr(parameters, key)]
-        keys = {key: getattr(parameters, key) for key in asked}
+        known = parameters.table()
+        keys = {key: known[key] for key in table.keys if key in known and key not in ("task", "draft_model")}
         row = table.lookup(task=self.task, **keys)
         rate, source = row["acceptance_rate"], f"published: {table.cite(row)}"
         if self.reading == "drafted":
-            rate = float(acceptance_from_drafted(rate, parameters.longest))
+            rate = float(acceptance_from_drafted(rate, parameters.longest_draft))
             source += ", read as accepted over drafted"
         return Outcome(outcome_laws.Iid(rate), rate, source, published_speedup=row["speedup"])
 
@@ -378,8 +359,10 @@ READINGS = ("stated", "drafted")
 
 
 @dataclass(frozen=True)
-class TwoClass:
+class TwoClassConfidence(LawRecord):
     """Whether a draft model is unsure of a drafted token: how often it is of those that are accepted, and of all others."""
+
+    RATES = ("low_if_accepted", "low_if_rejected")
 
     low_if_accepted: float
     low_if_rejected: float
@@ -389,27 +372,19 @@ class TwoClass:
         outcome_laws.TwoClass(self.low_if_accepted, self.low_if_rejected)
         check_provenance(None, self.source)
 
-    def outcome(self, parameters: Any, tokens: int) -> Outcome:
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point."""
         law = outcome_laws.TwoClass(self.low_if_accepted, self.low_if_rejected)
         return Outcome(law, self.low_if_accepted, self.source, also={"low_if_rejected": self.low_if_rejected})
 
 
-BY_POSITION: dict[str, type[Iid | Markov | ByPosition | Replay]] = {
-    "iid": Iid, "markov": Markov, "by-position": ByPosition, "replay": Replay,
+BY_POSITION: dict[str, type[LawRecord]] = {
+    "iid": IndependentAcceptance, "markov": CorrelatedAcceptance, "by-position": AcceptanceByPosition, "replay": RecordedAcceptance,
 }  # fmt: skip
 """Laws with one coin for each output position."""
-KINDS: dict[str, type] = {
-    **BY_POSITION, "by-draft-position": ByDraftPosition, "shared-rate": SharedRate, "rounds": Rounds, "reported": Reported,
-    "published": Published,
+KINDS: dict[str, type[LawRecord]] = {
+    **BY_POSITION, "by-draft-position": AcceptanceByDraftPosition, "shared-rate": SharedRate, "rounds": RecordedRounds,
+    "reported": ReportedByEngine, "published": PublishedAcceptance,
 }  # fmt: skip
-CONFIDENCE: dict[str, type[TwoClass]] = {"two-class": TwoClass}
+CONFIDENCE: dict[str, type[LawRecord]] = {"two-class": TwoClassConfidence}
 """Laws of a draft model's confidence."""
-
-
-def _like(kind: type[Kind], **own: Any) -> Kind:
-    """The law of matches that has the same form; its messages speak of acceptance."""
-    try:
-        return kind(**own)
-    except checks.ParameterError as error:
-        raise checks.ParameterError(str(error).replace("match_rate", "acceptance_rate")) from None

@@ -19,21 +19,18 @@ from model.base.checks import ParameterError
 from model.base.table_records import build, renamed
 from model.costs.layer_times import OPERATIONS, RATIOS, UnitCost
 from model.costs.width_curve import WidthCurve
-from model.methods import batching, demand, registry
+from model.methods import method_parameters, registry
 from model.methods.demand import Demand
+from model.methods.method_parameters import MethodParameters
 from model.published import ppd_table_3_fit
 from model.published.paper_notes import NOTES
 from sim.engine.cluster import Cluster
-from sim.scenarios import acceptance_outcomes, hardware_cost, lossy_outcomes, match_outcomes
+from sim.scenarios import hardware_cost, outcomes_section
 from sim.scenarios.hardware_cost import HardwareCost, Priced
-from sim.scenarios.match_outcomes import Outcome
+from sim.scenarios.outcome_records import Outcome
 from sim.scenarios.scenario_file import OWN, SECTIONS, Tables, cost_of, method_tables
 
 VIEWS = ("formula", "paths", "events")
-LAWS = {"match": match_outcomes.KINDS, "accept": acceptance_outcomes.KINDS, "medium_accept": acceptance_outcomes.BY_POSITION,
-        "confidence": acceptance_outcomes.CONFIDENCE, "decision": lossy_outcomes.DECISIONS,
-        "exit": lossy_outcomes.EXITS}  # fmt: skip
-"""Kinds of laws, by the outcome that methods ask for."""
 SHAPES_OF = {"target": "shape", "draft": "draft_shape", "medium": "medium_shape"}
 """What says the shape of a model, by its role."""
 MAX_REPLICATIONS = 1_000_000_000
@@ -252,7 +249,7 @@ class Case:
     """One point of the grid, checked."""
 
     method: str
-    parameters: Any
+    parameters: MethodParameters
     settings: Settings
     outcomes: Mapping[str, Outcome]
     """By the name of what the method asks for."""
@@ -273,26 +270,18 @@ class Case:
 
     @property
     def outputs(self) -> int:
-        """Tokens that are put out: of methods that decode several texts those of all."""
-        tokens = self.settings.tokens
-        return int(self.parameters.outputs_of(tokens)) if hasattr(self.parameters, "outputs_of") else tokens
+        """Tokens that are generated, of all decoded sequences."""
+        return self.parameters.outputs_of(self.settings.tokens)
 
     @property
     def steps(self) -> int:
         """Output positions that a reader waits for, one after another: of methods that decode batches their steps."""
-        tokens = self.settings.tokens
-        return int(self.parameters.steps_of(tokens)) if hasattr(self.parameters, "steps_of") else tokens
+        return self.parameters.steps_of(self.settings.tokens)
 
     @property
     def full_batch(self) -> int:
-        """Sequences over which each pass of the one that is played is priced; 1 where all sequences of a batch are played."""
-        return int(getattr(self.parameters, "full_batch", 1))
-
-    @property
-    def batched(self) -> bool:
-        """Whether static batches are decoded: of a method that drafts only where it has several sequences."""
-        several = not registry.roles_of(self.parameters) or getattr(self.parameters, "texts", 1) > 1
-        return hasattr(self.parameters, "steps_of") and several
+        """Sequences over which every pass is priced; 1 where all sequences of a batch are decoded."""
+        return self.parameters.full_batch
 
     @property
     def plain_time(self) -> float:
@@ -308,10 +297,7 @@ class Case:
         return self._plain_time(point.cost) * point.seconds_per_layer / self.priced.point.seconds_per_layer
 
     def _plain_time(self, cost: UnitCost) -> float:
-        tokens = self.settings.tokens
-        if self.batched:
-            return batching.plain_time(self.parameters, tokens, cost)
-        return tokens * (cost.span(0, self.parameters.layers) + cost.final_head)
+        return self.parameters.plain_time(self.settings.tokens, cost)
 
     @property
     def ways(self) -> int:
@@ -320,7 +306,7 @@ class Case:
 
     def devices(self, units: int) -> int:
         """Number of devices in `units`: `ways` for each of the target's, one for each that a smaller model has to itself."""
-        single = min(_units_of_smaller_models(self.parameters), max(units - 1, 0))
+        single = min(self.parameters.separate_units, max(units - 1, 0))
         return (units - single) * self.ways + single
 
     @cached_property
@@ -336,19 +322,14 @@ class Case:
     @cached_property
     def demand(self) -> Demand:
         """The most units and transfers that the method may want at once."""
-        return demand.of(self.parameters, self.cost, self.settings.tokens)
+        return self.parameters.demand(self.cost, self.settings.tokens)
 
     @property
     def held(self) -> int:
         """Units that are reserved throughout: as many as the method wants and there are; all of them where it may want more."""
-        if self.contended and not getattr(self.parameters, "bounded", True):
+        if self.contended and not self.parameters.bounded:
             return self.cluster.units
-        return min(max(int(self.parameters.units), self.demand.units), self.cluster.units)
-
-
-def _units_of_smaller_models(parameters: Any) -> int:
-    """Units of their own that smaller models have."""
-    return len(registry.roles_of(parameters)) if getattr(parameters, "placement", "together") == "apart" else 0
+        return min(max(self.parameters.units, self.demand.units), self.cluster.units)
 
 
 def contention(wanted: Demand, cluster: Cluster) -> str | None:
@@ -382,7 +363,7 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
     name = table.pop("name", None)
     if name is None:
         raise ParameterError(f"method.name is required; known: {', '.join(registry.names())}")
-    module = registry.algorithm(name)
+    kind = registry.parameters(name)
     registry.check_whole(name)
     own = {section: table.pop(section, None) for section in OWN}
     where = {section: f"method.{section}" if own[section] is not None else section for section in OWN}
@@ -390,46 +371,43 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
     real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware_cost.KINDS
     _refuse_of_other_kinds(cost_table, where["cost"], real)
     _refuse_unused(tables, chosen, used or used_costs(chosen))
-    parameters = build(module.Parameters, renamed(module.Parameters, table), "method")
-    if hasattr(parameters, "check_tokens"):
-        parameters.check_tokens(settings.tokens)
+    parameters = build(kind, renamed(kind, table), "method")
+    parameters.check_tokens(settings.tokens)
     cost = build(HardwareCost if real else Cost, cost_table, where["cost"])
-    roles = tuple(registry.roles_of(parameters))
-    parameters = replace(parameters, **_depths(cost, roles, parameters, table))
+    parameters = replace(parameters, **_depths(cost, parameters, table))
     priced = None
     if real:
-        priced = hardware_cost.priced(cost, parameters, settings.tokens, roles, where["cost"], name)
+        priced = hardware_cost.priced(cost, parameters, settings.tokens, where["cost"], name)
     if isinstance(cost, Cost) and cost.data_set is not None and parameters.layers != ppd_table_3_fit.LAYERS:
         raise ParameterError(
             f"method.layers must be {ppd_table_3_fit.LAYERS} with {where['cost']}.data_set, whose times are of "
             f"{ppd_table_3_fit.MODEL}, got {parameters.layers}; set it, or say seconds_per_layer instead"
         )
     model = cost.model(parameters.layers) if priced is None else priced.point.cost
-    for role in registry.roles_of(parameters):
+    for role in parameters.roles:
         if model.whole(role) is None:
             raise ParameterError(
                 f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role}"
                 " model over one of the target"
             )
-    counted = {OPERATIONS[role]: getattr(model, OPERATIONS[role]) for role in registry.roles_of(parameters)}
+    counted = {OPERATIONS[role]: getattr(model, OPERATIONS[role]) for role in parameters.roles}
     unknown = [ratio for ratio, value in counted.items() if value is None]
     if 0 < len(unknown) < len(counted):
         raise ParameterError(
             f"{where['cost']}.{unknown[0]} is required by method {name} beside the other: the arithmetic of a token in that model"
             " over that of one in the target; or leave out both, and operations are not counted"
         )
-    widest = parameters.widest_of(settings.tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
+    widest = parameters.widest_of(settings.tokens)
     if priced is None:
         _refuse_narrow(model, widest, parameters, where["cost"], name)
-        model = model.of_batch(getattr(parameters, "full_batch", 1), widest)
+        model = model.of_batch(parameters.full_batch, widest)
     machine = build(Machine, tables.get("cluster", {}), "cluster")
     laws = tables.get("outcomes") if own["outcomes"] is None else own["outcomes"]
-    found = _outcomes(laws, where["outcomes"], name, parameters, settings.tokens)
+    found = outcomes_section.resolve(laws, where["outcomes"], name, parameters, settings.tokens)
     cluster = machine.cluster(parameters.units)
-    if hasattr(parameters, "informed"):
-        parameters = parameters.informed(model)
+    parameters = parameters.with_costs(model)
     if priced is not None:
-        if priced.ways > 1 and 0 < _units_of_smaller_models(parameters) < cluster.units:  # with fewer units they share the target's
+        if priced.ways > 1 and 0 < parameters.separate_units < cluster.units:  # with fewer units they share the target's
             model = replace(model, draft_devices=1 / priced.ways)
             ends = {end: replace(getattr(priced.point, end), draft_devices=1 / priced.ways) for end in ("cost", "slow", "fast")}
             priced = replace(priced, point=replace(priced.point, **ends))
@@ -439,12 +417,12 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
     return Case(name, parameters, settings, found, model, seconds, cluster, shapes, fitted_on=cost.fitted_on)
 
 
-def _depths(cost: Cost | HardwareCost, roles: tuple[str, ...], parameters: Any, table: Tables) -> dict[str, int]:
+def _depths(cost: Cost | HardwareCost, parameters: MethodParameters, table: Tables) -> dict[str, int]:
     """The layers of smaller models that are left out, where a shape or a profile says them."""
     found: dict[str, int] = {}
-    for role in roles:
+    for role in parameters.roles:
         name = f"{role}_layers"
-        if name in table or not hasattr(parameters, name):
+        if name in table or parameters.depth(role) is None:
             continue
         if isinstance(cost, Cost):
             given = getattr(cost, SHAPES_OF[role])
@@ -456,14 +434,14 @@ def _depths(cost: Cost | HardwareCost, roles: tuple[str, ...], parameters: Any, 
     return found
 
 
-def _refuse_narrow(model: UnitCost, widest: int, parameters: Any, where: str, name: str) -> None:
+def _refuse_narrow(model: UnitCost, widest: int, parameters: MethodParameters, where: str, name: str) -> None:
     """A measured curve must reach the widest pass, over as many tokens of all sequences of a batch."""
-    batch = getattr(parameters, "full_batch", 1)
+    batch = parameters.full_batch
     wide = batch * widest
     if model.curve is None or model.curve.last >= wide:
         return
-    several = batch * getattr(parameters, "together", 1) > 1
-    less = "draft less" if registry.roles_of(parameters) else "" if several else "decode fewer tokens"
+    several = batch * parameters.concurrent_sequences > 1
+    less = "draft less" if parameters.roles else "" if several else "decode fewer tokens"
     fewer = "take fewer sequences" if several else ""
     raise ParameterError(
         f"{where}.verify_cost must reach width {wide}, the widest pass of method {name}, got {model.curve.last}; measure wider"
@@ -482,9 +460,9 @@ def _refuse_of_other_kinds(table: Any, where: str, real: bool) -> None:
             raise ParameterError(f"{where}.{key} is of {of}, got it with kind {checks.shown(table.get('kind', 'unit'))}; {instead}")
 
 
-def _shapes(cost: Cost, parameters: Any, name: str, where: str) -> dict[str, Shape]:
+def _shapes(cost: Cost, parameters: MethodParameters, name: str, where: str) -> dict[str, Shape]:
     """The shapes of a method's models: of all of them, or of none."""
-    others = {role: getattr(parameters, f"{role}_layers", 1) for role in registry.roles_of(parameters)}
+    others = {role: parameters.depth(role) or 1 for role in parameters.roles}
     depths = {"target": parameters.layers} | others
     found: dict[str, Shape] = {}
     for role, depth in depths.items():
@@ -508,23 +486,17 @@ def _shapes(cost: Cost, parameters: Any, name: str, where: str) -> dict[str, Sha
     return found
 
 
-def _asked(kind: Any, table: Mapping[str, Any]) -> tuple[str, ...]:
-    """The outcomes that a method asks for with these parameters: all of its OUTCOMES, or what its `asked` picks of them."""
-    found: tuple[str, ...] = kind.asked(table) if hasattr(kind, "asked") else kind.OUTCOMES
-    return found
-
-
 def _refuse_unused(tables: Tables, chosen: list[Tables], used: Sequence[frozenset[str]]) -> None:
     """What no method of the scenario looks at is an error: somebody thinks that it counts."""
-    kinds = [registry.algorithm(table.get("name")).Parameters for table in chosen]
+    kinds = [registry.parameters(table.get("name")) for table in chosen]
     shared = [(kind, table) for kind, table in zip(kinds, chosen, strict=True) if "outcomes" not in table]
     table = tables.get("outcomes")
     if isinstance(table, Mapping) and "kind" not in table:
-        wanted = {name for kind, own in shared for name in _asked(kind, own)}
+        wanted = {name for kind, own in shared for name in kind.outcomes_for(own)}
         for name in table:
-            if name in LAWS and name not in wanted:
+            if name in outcomes_section.LAWS and name not in wanted:
                 raise ParameterError(f"[outcomes.{name}] is used by no method of this scenario; leave it out")
-    asking = [table for kind, table in zip(kinds, chosen, strict=True) if _asked(kind, table)]
+    asking = [table for kind, table in zip(kinds, chosen, strict=True) if kind.outcomes_for(table)]
     if table is not None and not asking:
         raise ParameterError("[outcomes] is used by no method of this scenario; leave it out")
     for each in chosen:
@@ -540,66 +512,21 @@ def _refuse_unused(tables: Tables, chosen: list[Tables], used: Sequence[frozense
 
 def used_costs(chosen: Sequence[Tables]) -> list[frozenset[str]]:
     """The costs that each method looks at with its parameters, of those that not every method has."""
-    return [registry.costs(registry.algorithm(table.get("name")).Parameters, table) for table in chosen]
+    return [registry.parameters(table.get("name")).all_costs_for(table) for table in chosen]
 
 
-def _refuse_unused_cost(where: str, table: Any, of: Sequence[tuple[Any, frozenset[str]]]) -> None:
+def _refuse_unused_cost(where: str, table: Any, of: Sequence[tuple[type[MethodParameters], frozenset[str]]]) -> None:
     if not isinstance(table, Mapping):
         return
     for key in table:
         name = key.removesuffix("_s") if isinstance(key, str) else key
         if name not in gated() or any(name in used for _, used in of):
             continue
-        elsewhere = any(name in getattr(kind, "COSTS", ()) for kind, _ in of)
+        elsewhere = any(name in kind.COSTS for kind, _ in of)
         also = ", or choose parameters with which it counts (`sim ls methods NAME`)" if elsewhere else ""
         raise ParameterError(f"{where}.{key} is used by no method that it is given for; leave it out{also}")
 
 
 def gated() -> frozenset[str]:
     """The costs that not every method looks at, without the _s of those in seconds."""
-    return frozenset(registry.COSTS).union(*registry.COSTS_OF.values())
-
-
-def _outcomes(table: Any, where: str, name: str, parameters: Any, tokens: int) -> dict[str, match_outcomes.Outcome]:
-    wanted = _asked(type(parameters), vars(parameters))
-    if table is None:
-        if wanted:
-            raise ParameterError(
-                f"method {name} needs [outcomes] ({', '.join(wanted)}), and the scenario has none; `sim ls outcomes` lists"
-                " their kinds"
-            )
-        return {}
-    if not isinstance(table, Mapping):
-        raise ParameterError(f"[{where}] must be a table, got {table!r}")
-    one = "kind" in table
-    if not one and not {*table} & {*LAWS} and not any(isinstance(value, Mapping) for value in table.values()):
-        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(LAWS[(*wanted, 'match')[0]]))}")
-    unknown = [] if one else [key for key in table if key not in LAWS]
-    if unknown:
-        raise ParameterError(f"unknown key {where}.{unknown[0]}; {checks.nearest(unknown[0], LAWS)}")
-    missing = [key for key in wanted if not one and key not in table]
-    if missing or (one and len(wanted) > 1):
-        tables_ = " and ".join(f"[{where}.{key}]" for key in wanted)
-        raise ParameterError(f"method {name} needs {tables_}" + (f", and [{where}.{missing[0]}] is missing" if missing else ""))
-    if one and not wanted:
-        # Nobody looks at it; it must be sound all the same, as one of the laws that there are.
-        checks.one_of(f"{where}.kind", table["kind"], {kind for kinds in LAWS.values() for kind in kinds})
-        return {}
-    return {key: _law(table if one else table[key], where if one else f"{where}.{key}", key, parameters, tokens) for key in wanted}
-
-
-def _law(table: Any, where: str, outcome: str, parameters: Any, tokens: int) -> match_outcomes.Outcome:
-    if not isinstance(table, Mapping):
-        raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
-    kinds: Mapping[str, Any] = LAWS[outcome]
-    if "kind" not in table:
-        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(kinds))}")
-    checks.one_of(f"{where}.kind", table["kind"], kinds)
-    try:
-        laws = build(kinds[table["kind"]], {key: value for key, value in table.items() if key != "kind"}, where)
-    except ParameterError as error:
-        if "unknown key" not in str(error):
-            raise
-        raise ParameterError(f"{error} (of {where}.kind {table['kind']!r}, for {match_outcomes.RATES[outcome]})") from None
-    found: match_outcomes.Outcome = laws.outcome(parameters, tokens)
-    return replace(found, kind=table["kind"])
+    return frozenset(method_parameters.COSTS).union(*method_parameters.COSTS_OF.values())

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from model.architectures import transformer
 from model.architectures.transformer import Shape
@@ -20,10 +20,11 @@ from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.costs.operating_point import OperatingPoint, operating_point
-from model.hardware import cost_models, devices, physical_limits, profile
-from model.hardware.cost_models import Hardware, Memory, Served
-from model.hardware.profile_costs import Measured, shape_of
+from model.hardware import cost_models, devices, physical_limits, profile, profile_files
+from model.hardware.cost_models import DeviceMemory, Hardware, Served
+from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.hardware.roofline import Efficiency, Roofline
+from model.methods.method_parameters import MethodParameters
 
 KINDS = ("profile", "roofline")
 ROLES = ("target", "draft", "medium")
@@ -169,7 +170,7 @@ class HardwareCost:
         if name is None:
             # Nobody has measured it there: its arithmetic over the same device's peaks has to do.
             at = None if shape is None else self.of("target")
-            if not isinstance(at, Measured) or at.profile.device not in devices.DEVICES:
+            if not isinstance(at, ProfileCosts) or at.profile.device not in devices.DEVICES:
                 return None
             of = devices.device(at.profile.device)
             return _roofline(of, transformer.named(str(shape), at.profile.dtype), Efficiency(), ways)
@@ -193,14 +194,14 @@ _Stamp = tuple[int, int] | None
 """`model.base.bounded_files.stamp`: a profile that was written again is read again."""
 
 
-def _measured(name: str, shape: str | None, dtype: str | None, ways: int) -> Measured:
+def _measured(name: str, shape: str | None, dtype: str | None, ways: int) -> ProfileCosts:
     path = Path(name)
     changed = bounded_files.stamp(path) if path.suffix == ".json" else None
     return _looked_up(name, shape, None if shape is None else transformer.named(shape), dtype, ways, changed)
 
 
 @functools.lru_cache(maxsize=64)
-def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | None, ways: int, changed: _Stamp) -> Measured:
+def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | None, ways: int, changed: _Stamp) -> ProfileCosts:
     found = _loaded(name, changed)
     if dtype is not None and dtype != found.dtype:
         raise ParameterError(f"dtype must be {found.dtype}, what {found.name} is of, got {checks.shown(dtype)}; {_covers(found)}")
@@ -215,7 +216,7 @@ def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | No
             f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations, which composes any;"
             f" {_covers(found)}"
         )
-    return Measured(found, ways=ways)
+    return ProfileCosts(found, ways=ways)
 
 
 def _covers(found: profile.Profile) -> str:
@@ -224,7 +225,7 @@ def _covers(found: profile.Profile) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _loaded(name: str, _: _Stamp) -> profile.Profile:
-    found = profile.load(name)
+    found = profile_files.load(name)
     if name.endswith(".json") and found.kind == "model":  # the user's own; those that come along are held to it by tests
         shape = shape_of(found)
         across = found.facts.get("source", 0) if shape.encoder_layers else 0
@@ -246,7 +247,7 @@ class Priced:
     ways: int
     one_device: OperatingPoint | None
     """Plain decoding on one device, where a unit is several and the model fits one; else None."""
-    memory: Memory | None
+    memory: DeviceMemory | None
     """None where nobody knows how much the device has."""
     provenance: str
     prompt_s: float
@@ -255,10 +256,10 @@ class Priced:
     """Parts of a pass that nothing says the time of, though the method or its devices have them: they take none."""
 
 
-def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, ...], where: str, name: str) -> Priced:
+def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, where: str, name: str) -> Priced:
     """The costs of a method with these parameters, decoding so many tokens."""
     models: dict[str, Hardware] = {}
-    for role in ("target", *roles):
+    for role in ("target", *parameters.roles):
         try:
             found = cost.of(role, cost.ways if role == "target" else 1)
         except ParameterError as error:
@@ -268,21 +269,20 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
             raise ParameterError(f"{where}.{key} is required by method {name}: what its {role} model takes")
         models[role] = found
         layers = "layers" if role == "target" else f"{role}_layers"
-        depth = getattr(parameters, layers, found.shape.layers)
-        if depth != found.shape.layers:
+        depth = parameters.depth(role)
+        if depth not in (None, found.shape.layers):
             or_not = "" if role == "target" else ", or leave it out"
             raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it{or_not}")
-    batch, played = getattr(parameters, "full_batch", 1), getattr(parameters, "texts", 1) > 1
-    texts = played and not roles  # a static batch that goes column by column: a token of each
-    together = parameters.together if played and roles else 1
-    widest = parameters.widest_of(tokens) if hasattr(parameters, "widest_of") else getattr(parameters, "widest", 1)
-    widest //= together
+    batch, several = parameters.full_batch, parameters.decoded_sequences > 1
+    texts = several and not parameters.roles  # a static batch that goes column by column: a token of each
+    together = parameters.concurrent_sequences if several and parameters.roles else 1
+    widest = parameters.widest_of(tokens) // together
     second = float(models["target"].layer(1, cost.prompt + tokens // 2, batch, busy=cost.busy).seconds)
     more = {key.removesuffix("_s"): getattr(cost, key) / second for key in _SECONDS} | {"dispatch_law": cost.dispatch_law}
     served: dict[str, Hardware] = {role: Served(of, cost.step_of(role)) for role, of in models.items()}
     point = operating_point(
         served["target"], prompt=cost.prompt, tokens=tokens, batch=batch, widest=widest, texts=texts,
-        together=together, handed_over=getattr(parameters, "exit_layer", None) or 0, busy=cost.busy, more=more,
+        together=together, handed_over=parameters.handover_layer, busy=cost.busy, more=more,
         draft=served.get("draft"), medium=served.get("medium"),
     )  # fmt: skip
     alone = _one_device(cost, tokens, parameters, texts=texts, together=together, widest=widest if texts else 1)
@@ -294,7 +294,7 @@ def priced(cost: HardwareCost, parameters: Any, tokens: int, roles: tuple[str, .
 
 
 def _one_device(
-    cost: HardwareCost, tokens: int, parameters: Any, *, texts: bool, together: int, widest: int
+    cost: HardwareCost, tokens: int, parameters: MethodParameters, *, texts: bool, together: int, widest: int
 ) -> OperatingPoint | None:
     """Plain decoding on one device instead of `ways`; None where the model, with its cache, is not known to fit it."""
     if cost.ways == 1:
@@ -306,17 +306,17 @@ def _one_device(
     of = _device(cost, single)
     if single is None or of is None:
         return None
-    batch = getattr(parameters, "sequences", 1)
+    batch = parameters.sequences
     room = cost_models.memory(single.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch)
     if room.share > 1:
         return None
     return operating_point(
-        Served(single, cost.step_s), prompt=cost.prompt, tokens=tokens, batch=getattr(parameters, "full_batch", 1), widest=widest,
+        Served(single, cost.step_s), prompt=cost.prompt, tokens=tokens, batch=parameters.full_batch, widest=widest,
         texts=texts, together=together, busy=cost.busy,
     )  # fmt: skip
 
 
-def _missing(cost: HardwareCost, models: Mapping[str, Hardware], parameters: Any) -> tuple[str, ...]:
+def _missing(cost: HardwareCost, models: Mapping[str, Hardware], parameters: MethodParameters) -> tuple[str, ...]:
     """Parts of the target's passes that nothing says the time of, and steps of the smaller models."""
     unheard = {"send"} if parameters.units == 1 else set()  # nothing is handed over
     found = [*_parts_missing(models["target"])]
@@ -326,18 +326,17 @@ def _missing(cost: HardwareCost, models: Mapping[str, Hardware], parameters: Any
 
 
 def _parts_missing(of: Hardware) -> tuple[str, ...]:
-    return of.missing if isinstance(of, Measured) else ("step",)
+    return of.missing if isinstance(of, ProfileCosts) else ("step",)
 
 
-def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: Any) -> Memory | None:
+def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, parameters: MethodParameters) -> DeviceMemory | None:
     """Weights and cache of a device, refused where they are more than it has; none where nobody knows what it has."""
     target = models["target"]
     of = _device(cost, target)
     if of is None:
         return None
-    together = getattr(parameters, "placement", "together") == "together"
-    also = tuple(each.shape for role, each in models.items() if role != "target") if together else ()
-    batch = getattr(parameters, "sequences", 1)
+    also = () if parameters.separate_units else tuple(each.shape for role, each in models.items() if role != "target")
+    batch = parameters.sequences
     room = cost_models.memory(
         target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, ways=cost.ways, also=also
     )
@@ -349,4 +348,4 @@ def _device(cost: HardwareCost, target: Hardware | None) -> devices.Device | Non
     """The device that the target runs on, where its memory is known."""
     if cost.kind == "roofline":
         return devices.device(str(cost.device))
-    return devices.DEVICES.get(target.profile.device) if isinstance(target, Measured) else None
+    return devices.DEVICES.get(target.profile.device) if isinstance(target, ProfileCosts) else None

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter
 from model.methods import registry
 from model.published.paper_notes import NOTES
 from sim.scenarios import cases
-from sim.scenarios.cases import LAWS
 from sim.scenarios.hardware_cost import HardwareCost
+from sim.scenarios.outcomes_section import LAWS
 
 
 def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any]:
@@ -36,9 +36,9 @@ def of_scenarios() -> dict[str, Any]:
     laws = {outcome: {"anyOf": [_of(kind, name, key="kind") for name, kind in kinds.items()]} for outcome, kinds in LAWS.items()}
     by_name = {"type": "object", "additionalProperties": False, "minProperties": 1, "properties": laws}
     anything = {"anyOf": [*(law for each in laws.values() for law in each["anyOf"]), by_name]}
-    tables = [_of(registry.algorithm(name).Parameters, name) for name in registry.names()]
+    tables = [_of(registry.parameters(name), name) for name in registry.names()]
     for name, table in zip(registry.names(), tables, strict=True):
-        for alias, meant in getattr(registry.algorithm(name).Parameters, "ALIASES", {}).items():
+        for alias, meant in registry.parameters(name).ALIASES.items():
             table["properties"][alias] = table["properties"][meant]
             table["required"].remove(meant)
             table["oneOf"] = [{"required": [alias]}, {"required": [meant]}]

@@ -12,6 +12,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import resources
@@ -30,6 +31,8 @@ SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
 OWN = ("outcomes", "cost")
 """Sections that a method may have of its own."""
 DEFAULT = "ppd-figures-3-and-4"
+RESULTS_VERSION = 6
+"""Raised when the same scenario would give other numbers, or other columns: shards of another version are not resumed."""
 
 Tables = dict[str, Any]
 
@@ -133,10 +136,10 @@ def _file_axes(tables: Mapping[str, Any]) -> list[tuple[list[Any], int]]:
 
 def _plainly(error: ValueError, text: str) -> str:
     """A parser's message in words for readers who have never seen its sources, with a line in every case."""
+    if not isinstance(error, tomllib.TOMLDecodeError | ParameterError):
+        return "a number has too many digits"
     about = str(error).replace("end of document", f"the end, line {len(text.splitlines())}")
-    if "overwrite" in about or "twice" in about:
-        return f"{about}: a key or a table is given a second time"
-    return "a number has too many digits" if "digits" in about else about
+    return f"{about}: a key or a table is given a second time" if "overwrite" in about or "twice" in about else about
 
 
 def _reason(error: Exception) -> str:
@@ -211,14 +214,14 @@ def _apply_to_methods(tables: Tables, key: str, value: Any) -> None:
             continue
         name, first = table.get("name"), key.partition(".")[0]
         if key == "name":
-            registry.algorithm(value)
+            registry.parameters(value)
         elif first in OWN and first != key:
             _put(table, "method", key, value)
             continue
         else:
-            kind = registry.algorithm(name).Parameters
+            kind = registry.parameters(name)
             known = [field.name for field in fields(kind)]
-            aliases = getattr(kind, "ALIASES", {})
+            aliases = kind.ALIASES
             if key not in known and key not in aliases:
                 raise ParameterError(f"method {name} takes no {key}; {instead(kind, key)}")
             for other in (alias for alias, meant in aliases.items() if meant == aliases.get(key, key)):
@@ -305,8 +308,6 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
 
 def fingerprint(tables: Tables) -> str:
     """A hash of all that decides the results: the resolved tables, the files they name, and the version of what computes them."""
-    from sim.scenarios.results_version import RESULTS_VERSION
-
     named = [values[index] for values, index in _file_axes(tables)]
     named += [table[key] for table, key in (*_outcome_files(tables), *_hardware_files(tables))]
     contents = {str(name): _digest(Path(name)) for name in named}  # the JSON of a log or a profile has its table's checksum

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from model.base import checks, strict_json
-from sim.theorems import (
+from sim.theorems import engine_invariants, speedup_bound
+from sim.theorems.of_methods import (
     adaptive,
     beam,
     bild,
     early_exit,
-    engine_invariants,
     hierarchical,
     pearl,
     ppd,
@@ -30,7 +30,6 @@ from sim.theorems import (
     speculative_batches,
     speculative_laws,
     speculative_views,
-    speedup_bound,
 )
 from sim.theorems.theorem import Example, Theorem
 
@@ -61,7 +60,7 @@ ENOUGH = 200
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TheoremVerdict:
     """What came of trying a theorem."""
 
     theorem: Theorem
@@ -114,7 +113,7 @@ class Verdict:
         return "\n".join(lines)
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
+def summary(verdicts: Sequence[TheoremVerdict]) -> str:
     """One line: the statements that came out wrong, and those that must fail and were not refuted, by method and number."""
     wrong = [verdict for verdict in verdicts if verdict.expected is False]
     still_open = [verdict for verdict in verdicts if verdict.undecided]
@@ -131,7 +130,7 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return found
 
 
-def _named(verdict: Verdict) -> str:
+def _named(verdict: TheoremVerdict) -> str:
     return f"{verdict.theorem.method} {verdict.theorem.number}"
 
 
@@ -163,7 +162,7 @@ def check(
     seed: int = 0,
     only: Sequence[str] | None = None,
     database: ExampleDatabase | None = None,
-) -> Iterator[Verdict]:
+) -> Iterator[TheoremVerdict]:
     """Try theorems of a method, or of all, on drawn examples, one after another.
 
     The seed decides which are drawn, whatever else is checked. With a `database`, counterexamples of earlier searches are kept
@@ -179,7 +178,7 @@ def check(
     return (_search(theorem, examples, seed, database) for theorem in chosen)
 
 
-def replay(number: str, example: Example, method: str | None = None) -> Verdict:
+def replay(number: str, example: Example, method: str | None = None) -> TheoremVerdict:
     """Try one theorem on one example, such as an earlier counterexample. Where methods share the number, name one.
 
     >>> replay("21a", {"form": "literal", "layers": 40, "exit_layer": 20, "candidates": 3, "matches": [True, False]}).holds
@@ -204,7 +203,7 @@ def replay(number: str, example: Example, method: str | None = None) -> Verdict:
     return _verdict(known[0], 1, error, example, start)
 
 
-def _search(theorem: Theorem, examples: int, seed: int, database: ExampleDatabase | None) -> Verdict:
+def _search(theorem: Theorem, examples: int, seed: int, database: ExampleDatabase | None) -> TheoremVerdict:
     from hypothesis import Phase, Verbosity, find, settings
     from hypothesis.errors import NoSuchExample
 
@@ -240,6 +239,6 @@ def _search(theorem: Theorem, examples: int, seed: int, database: ExampleDatabas
     return _verdict(theorem, tried, theorem.error(example), example, start)
 
 
-def _verdict(theorem: Theorem, tried: int, error: str | None, example: Example, start: float) -> Verdict:
+def _verdict(theorem: Theorem, tried: int, error: str | None, example: Example, start: float) -> TheoremVerdict:
     seconds = time.perf_counter() - start
-    return Verdict(theorem, tried, error is None, None if error is None else example, error or "", seconds)
+    return TheoremVerdict(theorem, tried, error is None, None if error is None else example, error or "", seconds)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model.methods.draft_model import PLACEMENTS
 from model.methods.rounds import ReplayRounds, Rounds, Tally
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import paths as sampler
@@ -198,7 +199,7 @@ def _stage(draw: DrawFn, example: Example, costs: str, cluster: bool) -> None:
         example |= {
             "layers": 1 + chosen % 3,
             "sampled": bool(chosen // 3 % 2),
-            "placement": speculative.PLACEMENTS[chosen // 6 % 2],
+            "placement": PLACEMENTS[chosen // 6 % 2],
             "draft_layers": 1 + chosen // 12,
         }
         example["cost"] = _costs(draw, example["layers"], example["draft_length"], costs)

@@ -24,7 +24,7 @@ Texts = dict[tuple[int, ...], Fraction]
 
 
 @dataclass
-class Ending:
+class PossibleDecoding:
     """One way that a decoding may go."""
 
     chance: Fraction
@@ -84,7 +84,9 @@ class _Luck:
         return chosen
 
 
-def endings(steps: Callable[[], Steps], models: Mapping[str, Model], prompt: Sequence[int], tokens: int) -> Iterator[Ending]:
+def endings(
+    steps: Callable[[], Steps], models: Mapping[str, Model], prompt: Sequence[int], tokens: int
+) -> Iterator[PossibleDecoding]:
     """Every way that a decoding may go. It is over where the process ends, or has put out `tokens` tokens.
 
     Processes without sub-processes only.
@@ -94,7 +96,7 @@ def endings(steps: Callable[[], Steps], models: Mapping[str, Model], prompt: Seq
         luck = _Luck(waiting.pop())
         commits = _run(steps(), _Reader(models, luck), tuple(prompt), tokens)
         waiting += luck.others
-        yield Ending(luck.chance, commits)
+        yield PossibleDecoding(luck.chance, commits)
 
 
 def law_of_text(steps: Callable[[], Steps], models: Mapping[str, Model], prompt: Sequence[int], tokens: int) -> Texts:

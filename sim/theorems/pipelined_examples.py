@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
-from model.interpret.interpreter import Work
-from model.interpret.world import Draft, World
+from model.interpret.interpreter import CountedWork
+from model.interpret.world import DraftOutcomes, World
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov
@@ -89,7 +89,7 @@ def survivors(example: Example) -> list[int]:
 def world(example: Example) -> World:
     """What models would say in an example's decoding."""
     if "draft_length" in example:
-        return World(1, choice(example).layers, drafts={"draft": Draft("target", survivors(example))})
+        return World(1, choice(example).layers, drafts={"draft": DraftOutcomes("target", survivors(example))})
     right = example.get("right", 1)
     return World(1, example["layers"], [right * match for match in example["matches"]])
 
@@ -109,7 +109,7 @@ def play(example: Example, *, record: bool = False, per_layer: bool = False, **c
     return simulate(steps(example), tokens, cluster, cost(example), answers, per_layer=per_layer, record=record)
 
 
-def counted(example: Example) -> Work:
+def counted(example: Example) -> CountedWork:
     """The work of an example's decoding."""
     return interpreter.count(steps(example), world(example), size(example))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.architectures.transformer import PRESETS
-from model.methods.batching import CONTINUOUS, LOCKSTEP
+from model.methods.method_parameters import CONTINUOUS, LOCKSTEP
 from model.methods.rounds import Tally
 from sim.scenarios import cases
 from sim.scenarios.cases import Case
@@ -72,7 +72,7 @@ def _pairs(case: Case) -> list[tuple[float, float]]:
 
 
 def _wider_takes_no_less(case: Case) -> bool:
-    widest = getattr(case.parameters, "widest", 1)
+    widest = case.parameters.widest
     return all(wide >= narrow for narrow, wide in pairwise(case.cost.slowdown(width) for width in range(1, widest + 1)))
 
 

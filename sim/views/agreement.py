@@ -104,7 +104,7 @@ def _compared(
     case: Case, formula: Mapping[str, Any], sums: Sums, more: Mapping[str, float]
 ) -> Iterator[tuple[str, float, float | None, float | None, float, float]]:
     """Name, greatest value, expectation, variance where it is known, and sums over replications of each quantity and its square."""
-    slowest = getattr(registry.theory(case.method), "slowest", None)
+    slowest = registry.method(case.method).slowest
     if slowest is None:
         return
     time, busy = slowest(case.parameters, case.settings.tokens, case.cost)
@@ -121,9 +121,8 @@ def _compared(
     if per_round and math.isfinite(per_round) and "rounds_square" in more:
         rounds = case.outputs / per_round
         yield "rounds", float(case.outputs), rounds, None, more["rounds"], more["rounds_square"]
-        longest = getattr(case.parameters, "longest", None)
-        if rate and math.isfinite(rate) and longest is not None:
-            most = float(case.outputs * (longest + 1))
+        if rate and math.isfinite(rate):
+            most = float(case.outputs * (case.parameters.longest_draft + 1))
             yield "drafted", most, (case.outputs - rounds) / rate, None, more["drafted"], more["drafted_square"]
 
 

@@ -21,20 +21,19 @@ from model.base import strict_json
 from model.base.checks import ParameterError
 from model.costs.layer_times import RATIOS, UnitCost
 from model.interpret.account import Account, bill
-from model.interpret.world import Draft, Lossy, World, together
-from model.methods import demand, registry
-from model.methods.autoregressive import algorithm as autoregressive
+from model.interpret.world import World
+from model.methods import registry
 from model.methods.prediction import Prediction
 from model.methods.rounds import Tally
-from model.methods.skipdecode import algorithm as skipdecode
+from model.methods.worlds import world_of
 from model.outcomes import outcome_laws, random_streams
 from model.outcomes.intervals import wilson
+from model.outcomes.outcome_kinds import KINDS
 from model.outcomes.outcome_laws import Outcomes
 from model.steps import CacheError
 from sim.scenarios import cases, scenario_file
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
-from sim.scenarios.match_outcomes import RATES
 from sim.views import metrics
 from sim.views.metrics import Sums
 
@@ -45,10 +44,6 @@ EXPECTED = (ParameterError, CacheError)
 """What may be wrong at one point of a grid and not at the others."""
 ARRAY_AXES = ("scenario.tokens", "outcomes.match_rate", "method.layers", "method.exit_layer", "method.candidates")
 """Axes that closed forms take as arrays, where outcomes are independent and nothing takes time but layers."""
-
-
-BY_TILES = ("match", "confidence", "decision", "exit")
-"""Outcomes that are drawn whatever the method does; of drafted tokens it matters where their draft starts."""
 
 
 # --- formula -----------------------------------------------------------------------------------------------------------
@@ -63,7 +58,7 @@ def takes_arrays(grid: Grid) -> bool:
         and not {*first} & {*scenario_file.OWN}
         and not {"batched", "sequences", "batching"} & {*first}
         and grid.base.get("outcomes", {}).get("kind") == "iid"
-        and getattr(registry.theory(first["name"]), "ARRAYS", False)
+        and registry.method(first["name"]).takes_arrays
         and bool(grid.axes)
         and all(axis.path in ARRAY_AXES and axis.numeric for axis in grid.axes)
     )
@@ -71,7 +66,7 @@ def takes_arrays(grid: Grid) -> bool:
 
 def formula_of(case: Case) -> tuple[dict[str, Floats], dict[str, Floats] | None, Prediction]:
     """The estimates of one point, their least and greatest over the interval of the match rate, and the prediction itself."""
-    predict = registry.theory(case.method).predict
+    predict = registry.method(case.method).predict
 
     def estimate(end: str, cost: UnitCost) -> tuple[dict[str, Floats], Prediction]:
         laws = {name: getattr(outcome, end) or outcome.law for name, outcome in case.outcomes.items()}
@@ -133,9 +128,7 @@ def formula_row(case: Case) -> Row:
     estimates, bounds, prediction = formula_of(case)
     row: Row = {name: float(value) for name, value in (estimates | (bounds or {})).items()}
     row |= over_one_device(case, row)
-    if prediction.rounds is None and hasattr(case.parameters, "steps_of"):
-        row["operations_per_token"] = (_layers_worked(case) or 0.0) / case.parameters.layers / case.outputs
-    elif prediction.rounds is None:
+    if prediction.rounds is None:
         row |= operations_of(case, row["compute_per_token"])
     else:
         found = metrics.per_round(case.outputs, prediction.rounds, prediction.drafted, prediction.operations)
@@ -148,14 +141,14 @@ def formula_row(case: Case) -> Row:
 
 def straggling(case: Case, rounds: float, latency: float) -> Row:
     """What static batches lose by waiting, where the method's theory says it, from the means of rounds and latency."""
-    known = getattr(registry.theory(case.method), "straggler_loss", None)
+    known = registry.method(case.method).straggler_loss
     loss = None if known is None else known(case.parameters, case.cost, rounds, latency)
     return {} if loss is None else {"straggler_loss": loss}
 
 
 def work_of(case: Case) -> Row:
     """Operations and bytes per token by the theory, where shapes are known and it says them."""
-    closed = getattr(registry.theory(case.method), "work", None)
+    closed = registry.method(case.method).work
     if not case.shapes or closed is None:
         return {}
     found = closed(case.parameters, case.settings.tokens, _one_or_all({key: each.law for key, each in case.outcomes.items()}))
@@ -163,9 +156,10 @@ def work_of(case: Case) -> Row:
 
 
 def _layers_worked(case: Case) -> float | None:
-    """Layers run, once for each token, by a method that leaves some out or reads several at once; None where nobody knows."""
+    """Layers run, once for each token, by a method that leaves some out or reads several at once; None where it is not known."""
     law = next((outcome.law for outcome in case.outcomes.values()), None)
-    found = registry.theory(case.method).work(case.parameters, case.settings.tokens, law)
+    work = registry.method(case.method).work
+    found = None if work is None else work(case.parameters, case.settings.tokens, law)
     return None if found is None else float(found.of["target"].layer_passes)
 
 
@@ -173,24 +167,18 @@ def plain_work_of(case: Case) -> Row:
     """The same of plain decoding of the same tokens, in the same batches."""
     if not case.shapes:
         return {}
-    tokens, layers = case.settings.tokens, case.parameters.layers
-    if case.batched:  # a schedule that leaves nothing out
-        batches = {"sequences": case.parameters.sequences, "batching": "static", "lengths": case.parameters.lengths}
-        whole = skipdecode.Parameters(layers, layers, layers, prompt=0, sequence=tokens, **batches)
-        found = registry.theory("skipdecode").work(whole, tokens, None)
-    else:
-        found = registry.theory("autoregressive").work(autoregressive.Parameters(layers), tokens, None)
-    worked = metrics.worked(bill(found, case.shapes), case.outputs, case.full_batch)
+    plain = case.parameters.plain_work(case.settings.tokens)
+    worked = metrics.worked(bill(plain, case.shapes), case.outputs, case.full_batch)
     return {f"plain_{name}": worked[name] for name in metrics.PLAIN_WORK}
 
 
 def operations_of(case: Case, compute_per_token: float) -> Row:
     """Operations of a method that does not draft, where its unit-time says them, or if it makes wide passes its account."""
-    known = not registry.roles_of(case.parameters) and getattr(case.parameters, "texts", 1) == 1
-    if known and getattr(case.parameters, "batched", False):
+    if case.parameters.counts_layers:
         worked = _layers_worked(case)
         return {} if worked is None else {"operations_per_token": worked / case.parameters.layers / case.outputs}
-    return {"operations_per_token": compute_per_token} if known and case.cost.only_layers else {}
+    known = not case.parameters.roles and case.parameters.decoded_sequences == 1 and case.cost.only_layers
+    return {"operations_per_token": compute_per_token} if known else {}
 
 
 def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
@@ -199,15 +187,15 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     on = {axis.path: _gather(axis.values, index) for axis, index in zip(grid.axes, where, strict=True)}
     table = dict(scenario_file.method_tables(grid.base)[0])
     name = table.pop("name")
-    module = registry.algorithm(name)
+    method = registry.method(name)
     table |= {path.partition(".")[2]: values for path, values in on.items() if path.startswith("method.")}
-    known = fields(module.Parameters)
+    known = fields(method.kind)
     defaults = {field.name: field.default for field in known if field.name not in table}
     parameters: Any = SimpleNamespace(**defaults, **table)
     tokens = on.get("scenario.tokens", grid.base["scenario"].get("tokens"))
     outcome = {"trials": None, "source": "assumed", **grid.base["outcomes"]}
     rate = on.get("outcomes.match_rate", outcome.get("match_rate"))
-    predict = registry.theory(name).predict
+    predict = method.predict
     plain = UnitCost(1)
 
     def estimate(rate: Any) -> tuple[dict[str, Floats], Prediction]:
@@ -225,11 +213,11 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
     units = np.asarray(prediction.units).astype(np.int64)
     machine = cases.Machine(**grid.base.get("cluster", {}))
     there = units if machine.units is None else np.asarray(machine.units)
-    held, because = np.minimum(units, there), _contentions(module, parameters, tokens, machine, size)
+    held, because = np.minimum(units, there), _contentions(method.kind, parameters, tokens, machine, size)
     if low is not None:
         estimates |= _between(estimate(low)[0], estimate(high)[0])
     estimates |= {"operations_per_token": estimates["compute_per_token"], "latency_sd_layers": np.sqrt(prediction.latency_variance)}
-    columns |= {"units": there, "contended": False, "exact": module.Parameters.EXACT}
+    columns |= {"units": there, "contended": False, "exact": method.kind.EXACT}
     if because is not None:
         contended = because != ""
         estimates = {name: np.where(contended, np.nan, value) for name, value in estimates.items()}
@@ -239,19 +227,19 @@ def formula_columns(grid: Grid, start: int, stop: int) -> dict[str, Any]:
             for key, value in columns.items()}  # fmt: skip
 
 
-def _contentions(module: Any, parameters: Any, tokens: Any, machine: cases.Machine, size: int) -> NDArray[np.object_] | None:
+def _contentions(kind: Any, parameters: Any, tokens: Any, machine: cases.Machine, size: int) -> NDArray[np.object_] | None:
     """Why something may wait at each of so many points, or an empty text; None where it never does."""
     if machine == cases.Machine():
         return None
-    names = [field.name for field in fields(module.Parameters)]
+    names = [field.name for field in fields(kind)]
     # Of the number of tokens it matters only whether there is a second.
     given = {name: getattr(parameters, name) for name in names} | {"tokens": np.minimum(tokens, 2)}
     table = pl.DataFrame({name: np.broadcast_to(value, size) for name, value in given.items()})
     # Each choice of parameters is looked at once.
     found = []
     for choice in table.unique().to_dicts():
-        own = module.Parameters(**{name: choice[name] for name in names})
-        because = cases.contention(demand.of(own, UnitCost(own.layers), choice["tokens"]), machine.cluster(own.units))
+        own = kind(**{name: choice[name] for name in names})
+        because = cases.contention(own.demand(UnitCost(own.layers), choice["tokens"]), machine.cluster(own.units))
         found.append(choice | {"because": because or ""})
     if not any(choice["because"] for choice in found):
         return None
@@ -267,7 +255,7 @@ def _gather(values: Any, index: Any) -> Any:
 def described(grid: Grid, point: int, case: Case) -> Row:
     """The columns that say what a point is."""
     row: Row = {"point": point, "method": case.method}
-    row |= {field.name: _cell(getattr(case.parameters, field.name)) for field in fields(case.parameters)}
+    row |= {name: _cell(value) for name, value in case.parameters.table().items()}
     row["tokens"] = case.settings.tokens
     own = scenario_file.method_tables(grid.base)[grid.indices(point)[0]].get("outcomes")
     table = (grid.base.get("outcomes", {}) if own is None else own) | {
@@ -276,7 +264,7 @@ def described(grid: Grid, point: int, case: Case) -> Row:
     kinds = ", ".join(dict.fromkeys(outcome.kind for outcome in case.outcomes.values())) or None
     row |= {"outcomes": kinds, "data_set": table.get("data_set"), "head": table.get("head")}
     for name, outcome in case.outcomes.items():
-        rate = RATES[name]
+        rate = KINDS[name].rate
         row |= {
             rate: float(outcome.rate), f"{rate}_low": outcome.rate_low, f"{rate}_high": outcome.rate_high,
             f"{rate}_trials": outcome.trials, **outcome.also,
@@ -287,15 +275,15 @@ def described(grid: Grid, point: int, case: Case) -> Row:
         row["outcomes_source"] = "; ".join(dict.fromkeys(outcome.source for outcome in case.outcomes.values()))
     said = dict.fromkeys(outcome.note for outcome in case.outcomes.values() if outcome.note is not None)
     row |= {"outcomes_note": "; ".join(said)} if said else {}
-    row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in registry.roles_of(case.parameters)}
-    row |= {"units": case.devices(case.cluster.units), "contended": case.contended, "exact": case.parameters.EXACT}
+    row |= {RATIOS[role]: getattr(case.cost, RATIOS[role]) for role in case.parameters.roles}
+    row |= {"units": case.devices(case.cluster.units), "contended": case.contended, "exact": case.parameters.exact}
     row |= {"no_value_because": case.contention} if case.contended else {}
-    if not case.parameters.EXACT:
+    if not case.parameters.exact:
         known = next((outcome for outcome in case.outcomes.values() if outcome.agreement is not None), None)
         row |= {"agreement": None, "agreement_source": "unknown"} if known is None else {
             "agreement": known.agreement, "agreement_source": known.agreement_source
         }  # fmt: skip
-    if case.batched and not registry.roles_of(case.parameters):
+    if case.parameters.counts_layers and case.parameters.static_batches:
         row["occupancy"] = case.outputs * case.full_batch / (case.steps * case.parameters.sequences)
     row |= plain_work_of(case)
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
@@ -352,26 +340,26 @@ def survivors_of(
     case: Case, block: int, positions: int, name: str = "accept", text: int = 0, own: slice = slice(None)
 ) -> NDArray[np.int64]:
     """How many drafted tokens survive if a draft starts at each position; shape (positions, replications of the block's `own`)."""
-    law, longest = case.outcomes[name].law, case.parameters.longest
+    law, longest = case.outcomes[name].law, case.parameters.longest_draft
     luck = (tile[:, own] for tile in random_streams.tiles(case.settings.seed, random_streams.of_text(name, text), block, positions))
     return np.asarray(law.survivors(luck, longest))
 
 
 def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
     """Time and unit-time of a block of replications by the method's vectorised twin, and what else it tells."""
-    twin = registry.twin(case.method)
-    positions = case.settings.tokens - (0 if getattr(twin, "LAST_MATTERS", True) else 1)
-    texts = getattr(case.parameters, "texts", 1)
+    method = registry.method(case.method)
+    positions = case.settings.tokens - (0 if method.last_matters else 1)
+    texts = case.parameters.decoded_sequences
 
     def play(name: str) -> Any:
-        if name in BY_TILES:
+        if not KINDS[name].drafted:
             return outcome_tiles(case, block, positions * texts, name)
         each = (drafts_of(case, block, positions, name, text) for text in range(texts))
         return each if texts > 1 else next(each)
 
     played = {name: play(name) for name in case.outcomes}
     given: Any = _one_or_all(played) if played else iter(())
-    found: tuple[Floats, Floats] | Tally = twin.walk(case.parameters, case.settings.tokens, case.cost, given)
+    found: tuple[Floats, Floats] | Tally = method.walk(case.parameters, case.settings.tokens, case.cost, given)
     if case.ways == 1:
         return found
     return found._replace(busy=found.busy * case.ways) if isinstance(found, Tally) else (found[0], found[1] * case.ways)
@@ -414,55 +402,38 @@ def matches_of(case: Case, start: int, stop: int) -> list[list[int]]:
     matches = np.concatenate(rows)
     if case.contended:  # otherwise it makes no difference
         which = np.concatenate([tile[:, own].copy() for tile in random_streams.tiles(case.settings.seed, "rank", block, positions)])
-        matches *= 1 + (which * getattr(case.parameters, "candidates", 1)).astype(np.int64)
+        matches *= 1 + (which * case.parameters.match_candidates).astype(np.int64)
     found: list[list[int]] = matches.T.tolist()
     return found
 
 
 def worlds(case: Case, start: int, stop: int) -> Iterator[World]:
     """What models would say in replications [start, stop), which lie in one block."""
-    layers, roles = case.parameters.layers, registry.roles_of(case.parameters)
-    if {"decision", "exit"} & {*case.outcomes} or not (roles or case.parameters.EXACT):
-        yield from lossy_worlds(case, start, stop)
-        return
-    if not roles:
-        yield from (World(1, layers, matches) for matches in matches_of(case, start, stop))
-        return
-    block, tokens = start // random_streams.BLOCK, case.settings.tokens
-    own = slice(start - block * random_streams.BLOCK, stop - block * random_streams.BLOCK)
-    imitates, texts = case.parameters.IMITATES, getattr(case.parameters, "texts", 1)
-    survivors = [
-        {role: survivors_of(case, block, tokens, name, text, own).T.tolist() for role, (_, name) in imitates.items()}
-        for text in range(texts)
-    ]
-    doubts = [tile[:, own].copy() for tile in outcome_tiles(case, block, tokens, "confidence")]
-    unsure = np.concatenate(doubts).T.tolist() if doubts else [()] * (stop - start)
+    drawn = {name: _drawn(case, name, start, stop) for name in case.outcomes}
     for index in range(stop - start):
-        drafts = [{role: Draft(of, each[role][index]) for role, (of, _) in imitates.items()} for each in survivors]
-        yield together([World(1, layers, drafts=each, doubts=unsure[index]) for each in drafts])
+        yield world_of(case.parameters, 1, {name: outcomes[index] for name, outcomes in drawn.items()})
 
 
-def lossy_worlds(case: Case, start: int, stop: int) -> Iterator[Lossy]:
-    """The same of methods whose text is not the target's."""
-    block, layers = start // random_streams.BLOCK, case.parameters.layers
+def _drawn(case: Case, name: str, start: int, stop: int) -> list[Any]:
+    """The outcomes of one kind in each replication, as `world_of` takes them."""
+    if name == "match":
+        return matches_of(case, start, stop)
+    kind, block, sequences = KINDS[name], start // random_streams.BLOCK, case.parameters.decoded_sequences
     own = slice(start - block * random_streams.BLOCK, stop - block * random_streams.BLOCK)
-    texts = getattr(case.parameters, "texts", 1)
-    found: dict[str, Any] = dict.fromkeys(("decision", "exit"))
-    for name in found:
-        positions = case.settings.tokens * texts if name == "exit" else case.settings.tokens - 1
-        rows = [tile[:, own].copy() for tile in outcome_tiles(case, block, positions, name)]
-        found[name] = np.concatenate(rows) if rows else None
-    for index in range(stop - start):
-        decisions = () if found["decision"] is None else found["decision"][:, index].tolist()
-        depths = () if found["exit"] is None else found["exit"][:, index].reshape(-1, texts).T.tolist()
-        yield Lossy(1, layers, decisions, depths)
+    if kind.drafted:
+        survivors = (survivors_of(case, block, case.settings.tokens, name, text, own) for text in range(sequences))
+        return [*zip(*(each.T.tolist() for each in survivors), strict=True)]
+    positions = kind.positions(case.settings.tokens, sequences)
+    rows = [tile[:, own].copy() for tile in outcome_tiles(case, block, positions, name)]
+    found = np.concatenate(rows).T if rows else np.empty((stop - start, 0))
+    return [each.reshape(-1, sequences).T.tolist() if kind.of_sequences else each.tolist() for each in found]
 
 
 def simulate(case: Case, world: World, *, record: bool = False) -> Any:
     """One decoding on units and links; a `sim.engine.events.Run`."""
     from sim.engine import events
 
-    steps = registry.algorithm(case.method).decode(case.parameters, [0], case.settings.tokens)
+    steps = registry.method(case.method).decode(case.parameters, [0], case.settings.tokens)
     return events.simulate(steps, case.outputs, case.cluster, case.cost, world, record=record)
 
 
@@ -476,7 +447,7 @@ def events_row(case: Case, start: int, stop: int) -> Row:
     for run in runs:
         account.include(run.account)
     rounds: Counter[tuple[int, int]] = sum((run.rounds for run in runs), Counter())
-    counted = getattr(registry.theory(case.method), "operations", None)  # a method from outside need not count them
+    counted = registry.method(case.method).operations
     if case.shapes:
         row |= account.bill(case.shapes)._asdict()
     if rounds or counted:

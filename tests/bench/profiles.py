@@ -9,10 +9,10 @@ from time import perf_counter
 
 import numpy as np
 
-from model.hardware import profile
+from model.hardware import profile, profile_files
 from model.hardware.cost_models import pass_time
 from model.hardware.interpolation import Surface
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from tests.bench.measure import Benchmark
 
 NAME = "rtx-4090-llama-3.1-8b"
@@ -60,7 +60,7 @@ def _repeated(call: Callable[[], object], times: int = 1) -> Callable[[], float]
 def benchmarks(tiny: bool = False) -> list[Benchmark]:
     """Lookups of a million points, and loading a bundled profile."""
     points = _points(100 if tiny else 1_000_000)
-    surface, cost = grid(), Measured(profile.load(NAME))
+    surface, cost = grid(), ProfileCosts(profile_files.load(NAME))
     loads = 2 if tiny else 50
 
     def against_numpy(name: str, call: Callable[[], object]) -> Benchmark:
@@ -70,7 +70,7 @@ def benchmarks(tiny: bool = False) -> list[Benchmark]:
 
     def loading(name: str, of: str) -> Benchmark:
         return Benchmark(
-            name, "ms", _repeated(lambda: profile.load(of), loads), _repeated(lambda: _read(of), loads),
+            name, "ms", _repeated(lambda: profile_files.load(of), loads), _repeated(lambda: _read(of), loads),
             "json and polars reading its files", 5, at_most=True,
         )  # fmt: skip
 

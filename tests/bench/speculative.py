@@ -10,7 +10,7 @@ import simpy
 from numpy.typing import NDArray
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods import rounds
 from model.methods.speculative import paths
 from model.methods.speculative import theory as speculative
@@ -30,7 +30,7 @@ Body = Generator[simpy.Event, Any, None]
 
 def ours(survivors: Survivors) -> float:
     """Makespan by our simulator, one event a pass."""
-    tokens, world = len(survivors), World(1, LAYERS, drafts={"draft": Draft("target", survivors)})
+    tokens, world = len(survivors), World(1, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)})
     return events.simulate(decode(CHOICE, [0], tokens), tokens, Cluster(1), COST, world).latency
 
 

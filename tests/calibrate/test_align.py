@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
 from calibrate.family import align, make_model, model_directory, training, vocabulary
-from calibrate.family.align import Settings
+from calibrate.family.align import AlignmentSettings
 from calibrate.family.model_directory import Loaded
 from calibrate.family.training import Size
 from model.base.checks import ParameterError
 from tests.support import family
 
-FEW = Settings(prompts=24, prompt=8, tokens=16, held_out=8, epochs=2, batch=4, rate=6e-3, warm_up=2)
+FEW = AlignmentSettings(prompts=24, prompt=8, tokens=16, held_out=8, epochs=2, batch=4, rate=6e-3, warm_up=2)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -189,12 +189,12 @@ def test_only_what_was_written_is_learnt(folders: tuple[Path, Path], target: Loa
     class StopError(Exception):
         pass
 
-    class Once(training.Work):
+    class Once(training.TrainingJob):
         def done(self, *_: Any, **__: Any) -> dict[str, Any]:
             seen.append(float(self.learn(0)))
             raise StopError
 
-    monkeypatch.setattr(training, "Work", Once)
+    monkeypatch.setattr(training, "TrainingJob", Once)
     with pytest.raises(StopError):
         align._train(draft, texts, texts.ravel(), replace(FEW, prompts=4), Path("unused"), "", False, None)
     labels = align._labels(texts, 8, draft)
@@ -351,4 +351,4 @@ def test_help_has_examples_and_the_defaults_that_hold() -> None:
     said = " ".join(CliRunner().invoke(app, ["align", "--help"], terminal_width=200).stdout.split())
     assert "calibrate align --target target --draft draft" in said
     for name in ("prompts", "prompt", "tokens", "held_out", "epochs", "batch", "rate", "seed"):
-        assert f"Default: {getattr(Settings(), name):g}." in said, name
+        assert f"Default: {getattr(AlignmentSettings(), name):g}." in said, name

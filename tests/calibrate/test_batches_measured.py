@@ -12,12 +12,12 @@ from calibrate.decode import real_decoding
 from calibrate.loading.architectures import Architecture
 from calibrate.measured_runs import measure_runs, run_plan
 from calibrate.measured_runs.interleaved_profiles import Passes
-from calibrate.measured_runs.measure_runs import Plan
+from calibrate.measured_runs.measure_runs import MeasurementPlan
 from calibrate.timing import interpreter_pass, library_pass
 from calibrate.timing.single_pass import prepared
 from model.base.checks import ParameterError
 from model.costs.pass_seconds import PassCost
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from model.interpret.account import Account
 from model.interpret.interpreter import count
 from model.logs import forced_outcomes, measured_runs, read_log
@@ -40,7 +40,7 @@ RATES = {"acceptance_rate": 0.6}
 def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(kind: str, batch: int, lengths: Any) -> None:
     table = {"draft_length": 3, "sequences": batch, "batching": "static"} | ({} if lengths is None else {"lengths": lengths})
     models, own = models_of("speculative", table, kind), wanted("speculative", table, RATES)
-    measure_runs.check(Plan([own], 9), models)
+    measure_runs.check(MeasurementPlan([own], 9), models)
     found = measure_runs.decode(own, models, 9, 1, log=True)
     parameters = speculative.Parameters(**found.settings)
     world = forced_outcomes.world(parameters, 4, 9, RATES, seed=1)
@@ -59,7 +59,7 @@ def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(kind: str, b
 def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
     """Of batches alone: what other runs are written as stays as it was."""
     tables = [{"draft_length": 2, "sequences": 3, "batching": "static", "lengths": (6, 3, 6, 2)}, {"draft_length": 2}]
-    plan = Plan([wanted("speculative", table, RATES) for table in tables], 6, repeats=1)
+    plan = MeasurementPlan([wanted("speculative", table, RATES) for table in tables], 6, repeats=1)
     made = measure_runs.measure(tmp_path / "runs.json", plan, models_of("speculative", tables[0]))
     kept = measured_runs.load(tmp_path / "runs.json")
     for one, other in zip(made.log.decodings, kept.log.decodings, strict=True):
@@ -78,7 +78,8 @@ def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
     path.write_text(json.dumps(said))
     for one, other in zip(made.log.decodings, read_log.load(path).decodings, strict=True):
         want = parameters_of(one)
-        assert parameters_of(other) == (want if want.together > 1 or want.lengths else replace(want, batching="continuous"))
+        batch = want.concurrent_sequences > 1 or want.lengths
+        assert parameters_of(other) == (want if batch else replace(want, batching="continuous"))
 
 
 def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +113,7 @@ def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path,
 
 
 def test_a_pass_over_texts_reads_as_far_as_the_longest() -> None:
-    cost = PassCost({"target": Measured(profile_of("target"))})
+    cost = PassCost({"target": ProfileCosts(profile_of("target"))})
     step = Forward("target", (7,) * 6, 5, 0, 5, heads=6, texts=(0, 1, 2), places=(5, 20, 9))
     assert cost.forward(step) == cost.forward(step._replace(at=20, places=()))
     assert cost.forward(step) > cost.forward(step._replace(places=()))
@@ -133,12 +134,12 @@ def test_points_of_a_batch_are_those_that_methods_make() -> None:
             Passes(**{"widths": (1, 2, 9), "contexts": (0,), "batches": (1, 4), **given})
 
 
-def model_of(unequal: bool = False) -> library_pass.Model:
+def model_of(unequal: bool = False) -> library_pass.LibraryModel:
     decoder = real_models.decoders("llama")["target"]
     from model.architectures.transformer import from_config
 
     shape = from_config(decoder.config.to_dict(), "float32")
-    made = library_pass.Model(Architecture("tiny", decoder.config, shape), "cpu", "float32", decoder=decoder)
+    made = library_pass.LibraryModel(Architecture("tiny", decoder.config, shape), "cpu", "float32", decoder=decoder)
     made.unequal = unequal
     return made
 
@@ -179,14 +180,19 @@ def test_texts_that_draft_along_have_room_for_it() -> None:
     table = {"draft_length": 5, "sequences": 2, "batching": "static"}
     models, prompt = models_of("speculative", table), 96 - 9 + 1
     own = {"prompt": tuple(range(prompt - 5)), "method": "speculative", "settings": table, "name": "long", "rates": RATES}
-    measure_runs.check(Plan([measure_runs.Wanted(**own)], 9), models)
+    measure_runs.check(MeasurementPlan([measure_runs.Wanted(**own)], 9), models)
     assert len(measure_runs.decode(measure_runs.Wanted(**own), models, 9, 0).tokens) == 18
     longer = measure_runs.Wanted(**own | {"prompt": tuple(range(prompt - 4))})
-    for made in (lambda: measure_runs.check(Plan([longer], 9), models), lambda: measure_runs.decode(longer, models, 9, 0)):
+    for made in (
+        lambda: measure_runs.check(MeasurementPlan([longer], 9), models),
+        lambda: measure_runs.decode(longer, models, 9, 0),
+    ):
         with pytest.raises(ParameterError, match=r"prompt, tokens and draft_length must fit the 96 positions .* got 84, 9 and 5"):
             made()
     for alone in ({"draft_length": 5}, {"draft_length": 5, "lengths": (9, 3), "batching": "static"}):
-        measure_runs.check(Plan([measure_runs.Wanted(**own | {"prompt": tuple(range(prompt)), "settings": alone})], 9), models)
+        measure_runs.check(
+            MeasurementPlan([measure_runs.Wanted(**own | {"prompt": tuple(range(prompt)), "settings": alone})], 9), models
+        )
 
 
 def test_models_are_asked_about_one_text_at_a_time() -> None:

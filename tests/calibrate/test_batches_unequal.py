@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.decoders.adapter import Decoder
-from calibrate.decoders.kv_rows import LayerRows, Rows, RowsMade, Spots, joined
-from calibrate.interpreters.in_one_process import Luck, Output, Real
+from calibrate.decoders.kv_rows import KvRows, LayerRows, RowsMade, Spots, joined
+from calibrate.interpreters.in_one_process import Luck, PassOutput, Real
 from model.base.checks import ParameterError
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Parameters
@@ -116,7 +116,7 @@ def test_what_a_pass_says_is_what_each_text_says_from_scratch(kind: str) -> None
     made({0: (1, 2, 3), 2: (4, 5, 6), 5: (7, 8, 9)}, {0: 3, 2: 2, 5: 3}, 3)
     made({0: (1, 2), 5: (7, 8)}, {0: 4, 5: 3}, 1)  # one has left, and both are cut
     made({0: (1, 2, 5, 4), 5: (7, 8, 6, 6)}, {0: 6, 5: 4}, 2)
-    assert isinstance(real.forward(held, Forward("target", (3,), 8, 0, LAYERS, heads=1, texts=(5,))), Output)
+    assert isinstance(real.forward(held, Forward("target", (3,), 8, 0, LAYERS, heads=1, texts=(5,))), PassOutput)
 
 
 def test_texts_at_one_position_again_need_no_mask() -> None:
@@ -262,7 +262,7 @@ def test_rows_move_to_a_larger_buffer_only_when_theirs_is_full() -> None:
 @pytest.mark.parametrize(("mine", "theirs", "at"), [(2, 4, 3), (3, 3, 3)])
 def test_rows_are_adopted_only_right_after_those_held(mine: int, theirs: int, at: int) -> None:
     """Refused: rows missing between those held and the one adopted, and a position that the other has no row of."""
-    own, other = Rows(1), Rows(1)
+    own, other = KvRows(1), KvRows(1)
     for rows, count in ((own, mine), (other, theirs)):
         kept = torch.arange(float(count)).reshape(1, 1, -1, 1)
         rows.layers[0].write(kept, kept)
@@ -347,7 +347,7 @@ def test_whoever_was_copied_goes_on_in_its_buffer_behind_what_the_copy_reads() -
 
 def test_rows_of_several_texts_are_written_where_each_text_stands() -> None:
     """Three texts of 2, 1 and 3 rows in one buffer: in front of a text's end are its own numbers, behind all of them nothing."""
-    parts = [Rows(2) for _ in range(3)]
+    parts = [KvRows(2) for _ in range(3)]
     for number, (part, length) in enumerate(zip(parts, (2, 1, 3), strict=True)):
         part.layers[0].write(*numbers(100.0 * number, length))
     whole = joined(parts)
@@ -414,7 +414,7 @@ def test_a_buffer_that_others_read_or_that_is_full_or_half_known_is_left_for_ano
 def test_rows_of_hypotheses_know_what_they_follow() -> None:
     """Positions 0 to 2 of one text; two hypotheses of position 3 behind the last, a third behind the first of those, as is the
     fourth; then position 4 behind the second hypothesis. What is cut takes along what follows it."""
-    rows = Rows(1)
+    rows = KvRows(1)
     rows.layers[0].write(*numbers(0.0, 3))
     assert rows.follow(3, (-1, -1, 0, 0)) == [[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3, 5], [0, 1, 2, 3, 6]]
     rows.layers[0].write(*numbers(3.0, 4))
@@ -432,14 +432,14 @@ def test_rows_of_hypotheses_know_what_they_follow() -> None:
     assert [[*each] for each in rows.sees] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4]]
     assert (twin.at, len(twin.sees), both(twin.layers[0])) == ([0, 1, 2, 3, 3, 4, 4, 4, 5], 9, [*range(9)])
     assert rows.follow(4, (-1,)) == [[0, 1, 2, 3, 5]]
-    fresh = Rows(2)
+    fresh = KvRows(2)
     assert fresh.follow(0, (-1, 0)) == [[0], [0, 1]]
     assert fresh.at == [0, 1]
 
 
 def test_rows_that_do_not_lie_in_order_are_moved_together_when_some_are_cut() -> None:
     """A hypothesis of position 1 lies behind one of position 2: the row behind it moves up, and what saw it sees its new place."""
-    rows = Rows(1)
+    rows = KvRows(1)
     rows.layers[0].write(*numbers(0.0, 1))
     rows.follow(1, (-1, 0, -1, 2))
     rows.layers[0].write(*numbers(1.0, 4))
@@ -453,7 +453,7 @@ def test_rows_that_do_not_lie_in_order_are_moved_together_when_some_are_cut() ->
 
 
 def test_rows_are_adopted_of_some_layers_and_of_a_hypothesis() -> None:
-    own, other = Rows(3), Rows(3)
+    own, other = KvRows(3), KvRows(3)
     for mine, theirs in zip(own.layers, other.layers, strict=True):
         mine.write(*numbers(0.0, 3))
         theirs.write(*numbers(50.0, 5))
@@ -465,7 +465,7 @@ def test_rows_are_adopted_of_some_layers_and_of_a_hypothesis() -> None:
 
 
 def test_where_only_rows_are_wanted_a_layer_ends_when_they_are_written() -> None:
-    rows = Rows(2)
+    rows = KvRows(2)
     rows.rows_only = True
     with pytest.raises(RowsMade):
         rows.update(*numbers(4.0, 2), 1)

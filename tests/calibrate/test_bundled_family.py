@@ -160,9 +160,9 @@ def test_what_a_log_says_of_its_settings_is_what_its_command_asks_for() -> None:
         assert log["held_out_sample"]["windows"] == make_model.SAMPLE
     said = trained.about(model_directory.bundled("target") / model_directory.HEADS)
     assert said["settings"] == asked(trained.OWN, said["command"])
-    assert trained.SETTINGS["own"] == trained.OWN == trained.Settings()
+    assert trained.SETTINGS["own"] == trained.OWN == trained.HeadTrainingSettings()
     log = model_directory.log_of(model_directory.bundled("aligned"))
-    assert log["settings"] == asked(align.Settings(), log["command"])
+    assert log["settings"] == asked(align.AlignmentSettings(), log["command"])
 
 
 def test_the_aligned_draft_agrees_more() -> None:

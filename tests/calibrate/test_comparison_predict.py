@@ -24,13 +24,13 @@ from model.architectures.transformer import Shape, from_config
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassCost
-from model.hardware import profile
-from model.hardware.cost_models import Uniform
+from model.hardware import profile_files
+from model.hardware.cost_models import UniformLayers
 from model.hardware.profile import Profile, Source, table_of
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from model.logs import measured_runs, prediction_error, read_log
 from model.logs.decoding import Decoding
-from model.logs.measured_runs import Runs
+from model.logs.measured_runs import MeasuredRuns
 from model.logs.prediction_error import PARTS
 from model.logs.replay import Replayed, parameters_of, steps_of
 from model.methods.beam import algorithm as beam
@@ -70,7 +70,7 @@ def test_uniform_seconds_are_the_papers_units(
     making = 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
     ratios = {key: DEPTHS[role] / LAYERS for key, role in (("cost_ratio", "draft"), ("medium_cost_ratio", "medium"))}
     units = UnitCost(LAYERS, propagation=making, **ratios)
-    seconds = PassCost({role: Uniform(shape_of(role), SECONDS) for role in DEPTHS})
+    seconds = PassCost({role: UniformLayers(shape_of(role), SECONDS) for role in DEPTHS})
     count = parameters_of(found).units
     in_layers = simulate(steps_of(found), len(found.tokens), Cluster(count), units, Replayed(found.reads))
     predicted = predict.predict(found, seconds, count)
@@ -133,14 +133,14 @@ def by_hand(found: Decoding, profiles: dict[str, Profile]) -> float:
 def test_a_prediction_is_the_sum_of_its_passes_and_reads(name: str, table: dict[str, Any]) -> None:
     found = record("llama", name, table, [1, 2, 3], 10, seed=2)
     profiles = {role: profile_of(role) for role in ("target", "draft")}
-    predicted = predict.predict(found, PassCost({role: Measured(each) for role, each in profiles.items()}))
+    predicted = predict.predict(found, PassCost({role: ProfileCosts(each) for role, each in profiles.items()}))
     assert predicted.total == pytest.approx(by_hand(found, profiles), rel=1e-6)
     assert sum(predicted.parts.values()) == pytest.approx(predicted.total, rel=1e-9)
     assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
 
 
 def test_a_pass_in_pieces_pays_its_call_for_each_and_its_layers_once() -> None:
-    cost = PassCost({"target": Measured(profile_of("target"))})
+    cost = PassCost({"target": ProfileCosts(profile_of("target"))})
     whole = cost.forward(Forward("target", (7,), 5, 0, 5, heads=1))
     pieces = [cost.forward(Forward("target", (7,), 5, *span)) for span in ((0, 2), (2, 4))]
     last = cost.forward(Forward("target", (7,), 5, 4, 5, heads=1))
@@ -152,7 +152,7 @@ def test_a_pass_in_pieces_pays_its_call_for_each_and_its_layers_once() -> None:
     Forward("target", (7,), 5, 0, 5, heads=1, gaps=((1, 3),)), Forward("target", (7,), 5, 1, 4, rows_only=True),
 ])  # fmt: skip
 def test_layer_times_of_a_pass_add_up_to_it(step: Forward) -> None:
-    cost = PassCost({"target": Measured(profile_of("target"))})
+    cost = PassCost({"target": ProfileCosts(profile_of("target"))})
     times = cost.layer_times_of(step)
     assert len(times) == step.last - step.first
     assert sum(times) == pytest.approx(cost.parts(step).total, rel=1e-12)
@@ -163,7 +163,7 @@ def test_keys_and_values_alone_cost_their_share_of_the_layers_weights() -> None:
     """Without a measurement: two of the matrices of a layer, whose weights the library counts."""
     profile = profile_of("target")
     bare = dataclasses.replace(profile, table=profile.table.filter(pl.col("part") != "rows"))
-    cost = PassCost({"target": Measured(bare)})
+    cost = PassCost({"target": ProfileCosts(bare)})
     layer = real_models.model("llama", LAYERS).model.layers[0]
     weights = sum(each.numel() for each in layer.parameters() if each.ndim > 1)
     made = layer.self_attn.k_proj.weight.numel() + layer.self_attn.v_proj.weight.numel()
@@ -175,7 +175,7 @@ def test_time_between_reads_and_what_follows_cools_weights_too() -> None:
     """A turn of 3 ms after a read counts like a pause of 3 ms between two passes."""
     whole, spent = Forward("target", (7,), 5, 0, 5), []
     for turn, pause in ((3e-3, 0.0), (0.0, 3e-3)):
-        cost = PassCost({"target": Measured(profile_of("target", further=COOLING))}, turn=turn)
+        cost = PassCost({"target": ProfileCosts(profile_of("target", further=COOLING))}, turn=turn)
         cost.made(whole)
         cost.reading(Read("next", whole))
         cost.elapsed += pause
@@ -186,7 +186,7 @@ def test_time_between_reads_and_what_follows_cools_weights_too() -> None:
 
 def test_passes_hold_layers_embedding_step_and_cooling_and_reads_the_rest() -> None:
     found = record("llama", "speculative", {"draft_length": 3}, [1, 2, 3], 10, seed=2)
-    cost = PassCost({"target": Measured(profile_of("target", further=COOLING)), "draft": Measured(profile_of("draft"))})
+    cost = PassCost({"target": ProfileCosts(profile_of("target", further=COOLING)), "draft": ProfileCosts(profile_of("draft"))})
     predicted = predict.predict(found, cost)
     assert predicted.parts["target cooling"] > 0
     assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
@@ -212,7 +212,7 @@ def test_hypotheses_that_were_not_kept_lie_among_the_rows(beams: int, monkeypatc
 
     monkeypatch.setattr(Real, "_make_pass", noted)
     decoders = real_models.decoders("llama", "draft")
-    cost, told = PassCost({role: Uniform(shape_of(role), SECONDS) for role in ("target", "draft")}), []
+    cost, told = PassCost({role: UniformLayers(shape_of(role), SECONDS) for role in ("target", "draft")}), []
     priced = cost._before
 
     def before(step: Forward) -> int | None:
@@ -245,7 +245,7 @@ def test_hypotheses_that_were_not_kept_lie_among_the_rows(beams: int, monkeypatc
 
 
 def test_rows_of_sub_processes_are_their_own() -> None:
-    cost = PassCost({"target": Uniform(shape_of("target"), SECONDS)})
+    cost = PassCost({"target": UniformLayers(shape_of("target"), SECONDS)})
     tree = Forward("target", (7, 8), 9, 0, 1, heads=2, after=(-1, -1))
     assert cost._before(tree._replace(heads=0)) is None  # a sub-process reads it, that does nothing else
     assert cost._before(tree._replace(at=8)) == 8
@@ -266,7 +266,7 @@ def passes(cost: PassCost, *spans: tuple[int, int], at: int = 5, pause: float = 
 
 
 def test_a_call_that_goes_on_at_its_place_takes_less_than_one_at_another() -> None:
-    cost = PassCost({"target": Measured(profile_of("target", further=CALLS))})
+    cost = PassCost({"target": ProfileCosts(profile_of("target", further=CALLS))})
     first, second, third = passes(cost, (0, 2), (2, 4), (4, 5))
     assert (first.step, second.step, third.step) == pytest.approx((TIMES["step"], AGAIN, AGAIN))
     assert passes(cost, (2, 4), at=6)[0].step == pytest.approx(TIMES["step"])  # the state is of another place
@@ -283,7 +283,7 @@ def test_heads_and_reads_between_single_layers_take_what_they_take_there() -> No
     """Behind a single layer the head has just been used; behind several it takes its usual time, and without such rows always."""
     whole, one = Forward("target", (7,), 5, 0, 2, heads=1), Forward("target", (7,), 5, 2, 3, heads=1)
     kinds = {"confidence": 1.3e-5, "saturation": 1.7e-5}
-    warm, usual = (PassCost({"target": Measured(profile_of("target", further=more))}) for more in (EARLY, []))
+    warm, usual = (PassCost({"target": ProfileCosts(profile_of("target", further=more))}) for more in (EARLY, []))
     assert [warm.parts(each).head for each in (whole, one)] == pytest.approx([TIMES["head"], 1.1e-4])
     assert warm.parts(one._replace(heads=0)).head == 0
     assert [usual.parts(each).head for each in (whole, one)] == pytest.approx([TIMES["head"]] * 2)
@@ -295,7 +295,7 @@ def test_heads_and_reads_between_single_layers_take_what_they_take_there() -> No
 
 
 def test_the_first_look_at_a_batch_is_at_all_its_texts() -> None:
-    cost = PassCost({"target": Measured(profile_of("target", further=[{"part": "look", "batch": 4, "time_s": 9e-5}]))})
+    cost = PassCost({"target": ProfileCosts(profile_of("target", further=[{"part": "look", "batch": 4, "time_s": 9e-5}]))})
     alone, together = Forward("target", (7,), 5, 0, 5, heads=1), Forward("target", (7,) * 4, 5, 0, 5, heads=4, texts=(0, 1, 2, 3))
     for step, look in ((alone, TIMES["look"]), (together, 9e-5)):
         assert [cost.reading(Read("next", step, -1)) for _ in range(2)] == pytest.approx([look, TIMES["next"]])
@@ -303,12 +303,12 @@ def test_the_first_look_at_a_batch_is_at_all_its_texts() -> None:
 
 def test_sub_processes_within_a_process_take_what_starting_them_takes() -> None:
     forks = [{"part": "fork", "processes": count, "time_s": seconds} for count, seconds in ((1, 1e-4), (3, 4e-4))]
-    profiles = {"target": Measured(profile_of("target", further=forks))}
+    profiles = {"target": ProfileCosts(profile_of("target", further=forks))}
     cost = PassCost(profiles)
     assert [cost.dispatching(count) for count in (0, 1, 3)] == pytest.approx([0, 1e-4, 4e-4])
     assert PassCost(profiles, single=False).dispatching(3) == 0
     found = record("llama", "ppd", {"exit_layer": 3, "candidates": 1}, [1, 2, 3], 10, seed=2)
-    free = predict.predict(found, PassCost({"target": Measured(profile_of("target"))}))
+    free = predict.predict(found, PassCost({"target": ProfileCosts(profile_of("target"))}))
     forked = predict.predict(found, cost)
     starts = round((forked.total - free.total) / 1e-4)
     assert 8 <= starts <= 10
@@ -316,7 +316,7 @@ def test_sub_processes_within_a_process_take_what_starting_them_takes() -> None:
 
 
 def test_hypotheses_take_what_following_them_takes() -> None:
-    cost = PassCost({"target": Measured(profile_of("target", further=TREES))})
+    cost = PassCost({"target": ProfileCosts(profile_of("target", further=TREES))})
     plain = Forward("target", (7, 8, 9, 5), 8, 0, 5)
     tree = plain._replace(after=(-1, -1, 0, 0))
     assert cost.forward(tree) - cost.forward(plain) == pytest.approx(4e-4)
@@ -324,7 +324,7 @@ def test_hypotheses_take_what_following_them_takes() -> None:
 
 def test_weights_cool_while_nobody_uses_them() -> None:
     """Passes one after the other take what they take; after a pause all layers take longer, the same for every width."""
-    cost = PassCost({"target": Measured(profile_of("target", further=COOLING))})
+    cost = PassCost({"target": ProfileCosts(profile_of("target", further=COOLING))})
     whole = [each.cooling for each in passes(cost, (0, 5), (0, 5), (0, 5))]
     assert whole[0] == 0
     others = cost.made(Forward("target", (7,), 5, 0, 5))
@@ -346,7 +346,7 @@ def test_weights_cool_while_nobody_uses_them() -> None:
 def test_wide_passes_wait_as_long_for_their_weights_as_was_timed_of_them() -> None:
     """Half as long at 9 tokens here; in between as much as lies in between; beyond as at the widest."""
     wide = [{"part": "wide_after", "width": 9, "gap": gap, "time_s": time} for gap, time in ((0, 8e-3), (4000, 9.25e-3))]
-    cost = PassCost({"target": Measured(profile_of("target", further=[*COOLING, *wide]))})
+    cost = PassCost({"target": ProfileCosts(profile_of("target", further=[*COOLING, *wide]))})
     found = []
     for width in (1, 5, 9, 12):
         cost.begin()
@@ -359,7 +359,7 @@ def test_wide_passes_wait_as_long_for_their_weights_as_was_timed_of_them() -> No
 
 def test_layers_that_are_run_again_sooner_take_less() -> None:
     sooner = [{"part": "after", "gap": -4000, "time_s": 4e-3}]  # of passes of one layer: a layer takes .2 ms less
-    cost = PassCost({"target": Measured(profile_of("target", further=[*COOLING, *sooner]))})
+    cost = PassCost({"target": ProfileCosts(profile_of("target", further=[*COOLING, *sooner]))})
     few = [each.cooling for each in passes(cost, *[(0, 1)] * 20)]
     assert few[0] == 0
     assert -2e-4 <= few[-1] < -1.5e-4
@@ -372,7 +372,7 @@ def test_layers_that_are_run_again_sooner_take_less() -> None:
 
 
 def test_a_pass_in_pieces_cools_no_more_than_a_whole_one() -> None:
-    cost = PassCost({"target": Measured(profile_of("target", further=[*COOLING, *CALLS]))})
+    cost = PassCost({"target": ProfileCosts(profile_of("target", further=[*COOLING, *CALLS]))})
     passes(cost, (0, 5), (0, 5))
     whole = cost.made(Forward("target", (7,), 5, 0, 5)).cooling
     cost.begin()
@@ -387,7 +387,7 @@ def test_a_pass_in_pieces_cools_no_more_than_a_whole_one() -> None:
 
 
 @lru_cache(maxsize=1)
-def some_runs() -> tuple[Runs, dict[str, Profile]]:
+def some_runs() -> tuple[MeasuredRuns, dict[str, Profile]]:
     with tempfile.TemporaryDirectory() as folder:
         found = measured(Path(folder))
     about = dict(found.about) | {
@@ -395,14 +395,14 @@ def some_runs() -> tuple[Runs, dict[str, Profile]]:
         "versions": {name: FACTS[name] for name in ("python", "torch", "transformers")},
         "shapes": {role: json.loads(json.dumps(dataclasses.asdict(shape_of(role)))) for role in ("target", "draft")},
     }  # fmt: skip
-    return Runs(found.log, found.table, about), {role: profile_of(role) for role in ("target", "draft")}
+    return MeasuredRuns(found.log, found.table, about), {role: profile_of(role) for role in ("target", "draft")}
 
 
 TIMED = ("seconds", "commit_s", "pass_s", "read_s")
 
 
 @pytest.mark.parametrize("made", [some_runs, every])
-def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tuple[Runs, dict[str, Profile]]]) -> None:
+def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tuple[MeasuredRuns, dict[str, Profile]]]) -> None:
     """Other times, each row by a factor of its own, leave every predicted number as it was; the errors are others."""
     found, profiles = made()
     before = predict.compare(found, profiles)
@@ -415,7 +415,7 @@ def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tup
     scrambled = scrambled.with_columns(pl.Series("spans", spans, dtype=found.table["spans"].dtype))
     decodings = tuple(dataclasses.replace(each, seconds=9.0) for each in found.log.decodings)
     log = dataclasses.replace(found.log, decodings=decodings)
-    after = predict.compare(Runs(log, scrambled, found.about), profiles)
+    after = predict.compare(MeasuredRuns(log, scrambled, found.about), profiles)
     predicted = [name for name in before.columns if name.startswith("predicted")] + ["contention_s"]
     assert len(predicted) == 10
     assert before.select(predicted).equals(after.select(predicted))
@@ -440,12 +440,12 @@ def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
     assert set(table["missing"]) == {"head of the target"}
     assert (table["predicted_s"] < before["predicted_s"]).all()
     over = found.table.with_columns(pl.lit(2).alias("units"))
-    several = predict.compare(Runs(found.log, over, found.about), profiles)
+    several = predict.compare(MeasuredRuns(found.log, over, found.about), profiles)
     assert set(several["missing"]) == {"dispatch, wake, promotion, turn, alone, beside, called"}
     for role in ("target", "draft"):
-        profile.save(lacking if role == "target" else profiles[role], tmp_path)
+        profile_files.save(lacking if role == "target" else profiles[role], tmp_path)
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}}
-    path = measured_runs.save(Runs(found.log, found.table, about), tmp_path / "own.json")
+    path = measured_runs.save(MeasuredRuns(found.log, found.table, about), tmp_path / "own.json")
     assert "counted as nothing: head of the target (speculative)" in " ".join(invoke(path).output.split())
 
 
@@ -488,8 +488,8 @@ def written(folder: Path, **more: Any) -> Path:
     found, _ = some_runs()
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}} | more
     for role in ("target", "draft"):
-        profile.save(profile_of(role), folder)
-    return measured_runs.save(Runs(found.log, found.table, about), folder / "own.json")
+        profile_files.save(profile_of(role), folder)
+    return measured_runs.save(MeasuredRuns(found.log, found.table, about), folder / "own.json")
 
 
 def invoke(*arguments: str | Path) -> Any:
@@ -587,7 +587,7 @@ def test_runs_over_streams_are_no_runs_over_processes() -> None:
     clock = profiles(turn=3e-4)
     made = [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)] * 3
     found = runs_of(made, clock, units=[1, 2, 2])
-    found = Runs(found.log, found.table, {**found.about, "apart": ["streams", "streams", "processes"]})
+    found = MeasuredRuns(found.log, found.table, {**found.about, "apart": ["streams", "streams", "processes"]})
     table = predict.compare(found, clock)
     assert table["method"].to_list() == ["ppd", "ppd-streams", "ppd-processes"]
     assert table["predicted_s"][1] == table["predicted_s"][2]
@@ -598,7 +598,7 @@ def test_runs_over_streams_are_no_runs_over_processes() -> None:
 
 def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
     """In place of what a pass of one process takes; heads, later layers and prompts are the main process's own."""
-    clock = {"target": Measured(profiles(step=5e-4, embedding=1e-4)["target"])}
+    clock = {"target": ProfileCosts(profiles(step=5e-4, embedding=1e-4)["target"])}
     own, told = PassCost(clock, single=False), PassCost(clock, single=False, called=2e-4)
     sub = Forward("target", (7,), 5, 0, 8)
     assert own.forward(sub) == pytest.approx(8e-3 + 6e-4)
@@ -609,13 +609,13 @@ def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
     # Timed among others: .6 ms there are .4 ms alone, where a layer takes one and a half times as long.
     runs = runs_of([decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)], profiles(), units=[2])
     timed = profiles(beside=1.5e-3, called=6e-4)
-    cost = predict.over_processes({"target": Measured(timed["target"])}, next(iter(runs.timed.values())))
+    cost = predict.over_processes({"target": ProfileCosts(timed["target"])}, next(iter(runs.timed.values())))
     assert (cost.called, cost.slower) == (pytest.approx(4e-4), (1.0, pytest.approx(1.5)))
 
 
 def test_what_asks_more_where_passes_take_other_times_is_refused() -> None:
     found = decoded("ppd", 12, {"match_rate": 0.6}, exit_layer=4, candidates=2, form="nested")
-    cost = PassCost({"target": Measured(profiles(look=0.02)["target"])})  # who looks for the next token stops the others later
+    cost = PassCost({"target": ProfileCosts(profiles(look=0.02)["target"])})  # who looks for the next token stops the others later
     with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) does not: nobody has logged a further top"):
         predict.predict(found, cost, 31)
 

@@ -18,14 +18,14 @@ from calibrate.commands.calibrate_app import app
 from calibrate.decode import real_decoding
 from calibrate.loading.architectures import architecture
 from calibrate.measured_runs import interleaved_profiles, measure_runs, run_plan
-from calibrate.measured_runs.measure_runs import Plan, Wanted
-from calibrate.timing import interpreter_pass, library_pass, profile_from_timings, reads_and_processes, single_pass
-from calibrate.timing.timing_grid import Grid
+from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
+from calibrate.timing import interpreter_pass, library_pass, profile_from_timings, read_times, single_pass
+from calibrate.timing.timing_grid import TimingGrid
 from calibrate.untested_on_gpu import cuda_graphs
 from calibrate.untested_on_gpu.cuda_graphs import Graphs
 from calibrate.untested_on_gpu.over_streams import Lanes
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from model.logs import measured_runs
 from sim.comparison import comparison_report, predict
 from tests.support import real_models, recording
@@ -55,7 +55,7 @@ def shapes(folder: Path, **layers_of: int) -> dict[str, str]:
     return found
 
 
-def plan_of(folder: Path, **more: Any) -> run_plan.Written:
+def plan_of(folder: Path, **more: Any) -> run_plan.WrittenPlan:
     names = shapes(folder, model=4, draft=2)
     return run_plan.of({
         "run": {**names, "tokens": 6, "repeats": 2, "prompt_tokens": 5, "mode": "cuda-graph"},
@@ -70,24 +70,24 @@ def plan_of(folder: Path, **more: Any) -> run_plan.Written:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, measured_runs.Runs, Cuda]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, measured_runs.MeasuredRuns, Cuda]:
     """Runs by graphs with the profiles of their sitting, made once: where they are written, what they are, and by which device."""
     folder = tmp_path_factory.mktemp("made")
     out = folder / "out" / "runs.json"
     with pytest.MonkeyPatch.context() as patch:
         wound(patch)
-        few_parts(patch, reads_and_processes.CONTEXT)
+        few_parts(patch, read_times.CONTEXT)
         patch.setattr(profile_from_timings, "check", lambda _: None)
         device = recording.installed(patch)
         return out, run_command.measured(plan_of(folder), out, "cpu"), device
 
 
-def test_runs_say_how_their_passes_were_made(made: tuple[Path, measured_runs.Runs, Cuda]) -> None:
+def test_runs_say_how_their_passes_were_made(made: tuple[Path, measured_runs.MeasuredRuns, Cuda]) -> None:
     out, found, cuda = made
     assert found.mode == measured_runs.load(out).mode == "cuda-graph"
     assert found.about["room"] == 128  # as long as whatever is timed beside them needs
     assert [*found.about["profiles"].values()] == [f"cpu-{name}-graph-interpreter.json" for name in ("model", "draft")]
-    timed = {role: profile.load(out.parent / name) for role, name in found.about["profiles"].items()}
+    timed = {role: profile_files.load(out.parent / name) for role, name in found.about["profiles"].items()}
     assert all(each.mode == "cuda-graph" for each in timed.values())
     assert not {"tree", "beams", "fork"} & {*timed["target"].parts}
     _, table, about = predict.of_file(out)
@@ -97,10 +97,10 @@ def test_runs_say_how_their_passes_were_made(made: tuple[Path, measured_runs.Run
     assert cuda.graphs
 
 
-def test_profiles_of_another_mode_are_refused(made: tuple[Path, measured_runs.Runs, Cuda]) -> None:
+def test_profiles_of_another_mode_are_refused(made: tuple[Path, measured_runs.MeasuredRuns, Cuda]) -> None:
     out, found, _ = made
-    timed = {role: profile.load(out.parent / name) for role, name in found.about["profiles"].items()}
-    eager = measured_runs.Runs(found.log, found.table, {key: value for key, value in found.about.items() if key != "mode"})
+    timed = {role: profile_files.load(out.parent / name) for role, name in found.about["profiles"].items()}
+    eager = measured_runs.MeasuredRuns(found.log, found.table, {key: value for key, value in found.about.items() if key != "mode"})
     assert eager.mode == "eager"  # as files were written that do not say it
     wrong = predict.mismatches(eager, timed)
     assert len(wrong) == 2
@@ -108,13 +108,13 @@ def test_profiles_of_another_mode_are_refused(made: tuple[Path, measured_runs.Ru
     with pytest.raises(ParameterError, match="mode must be eager, as of the runs"):
         predict.compare(eager, timed)
     with pytest.raises(ParameterError, match="unknown mode 'quick'"):
-        measured_runs.Runs(found.log, found.table, found.about | {"mode": "quick"})
+        measured_runs.MeasuredRuns(found.log, found.table, found.about | {"mode": "quick"})
 
 
 def test_raw_rows_of_one_mode_are_not_gone_on_with_in_another(cuda: Cuda, tmp_path: Path) -> None:
     config = shapes(tmp_path, model=4)["model"]
-    own = library_pass.Model(architecture(config), "cpu", "float32").decoder
-    grid = Grid((1,), (4,), modes=("interpreter",))
+    own = library_pass.LibraryModel(architecture(config), "cpu", "float32").decoder
+    grid = TimingGrid((1,), (4,), modes=("interpreter",))
     folder = tmp_path / "new" / "deeper"  # made with all above it
     begun = profile_from_timings.open_model(config, grid, folder, device="cpu", quick=True, decoder=own, name="same")
     assert begun.stem == "same"
@@ -157,9 +157,9 @@ def test_methods_that_cannot_be_captured_are_refused_before_anything_is_timed(
     models = measure_runs.by_graphs(wanted, own, 6)
     refused = f"mode must be eager for method {method}, which {has} with these parameters, got cuda-graph"
     with pytest.raises(ParameterError, match=refused):
-        measure_runs.measure(tmp_path / "runs.json", Plan(wanted, 6, 1), models)
+        measure_runs.measure(tmp_path / "runs.json", MeasurementPlan(wanted, 6, 1), models)
     assert not [*tmp_path.iterdir()]
-    measure_runs.measure(tmp_path / "runs.json", Plan(wanted, 6, 1), own)  # without graphs they go on
+    measure_runs.measure(tmp_path / "runs.json", MeasurementPlan(wanted, 6, 1), own)  # without graphs they go on
     real_decoding.decode("autoregressive", {"target": models["target"]}, TEXT, 6)  # and others with
 
 
@@ -175,7 +175,7 @@ def test_runs_over_several_units_are_refused(cuda: Cuda) -> None:
     wanted = [Wanted("ppd", {"exit_layer": 3, "candidates": 1}, TEXT, "text", {"match_rate": 0.5}, units=2, apart="streams")]
     models = measure_runs.by_graphs(wanted, real_models.decoders("llama"), 6)
     with pytest.raises(ParameterError, match="mode must be eager for runs over streams, got cuda-graph"):
-        measure_runs.check(Plan(wanted, 6), models)
+        measure_runs.check(MeasurementPlan(wanted, 6), models)
     with pytest.raises(ParameterError, match="mode must be eager for runs over streams, got cuda-graph"):
         Lanes(models["target"], 2)
 
@@ -198,14 +198,14 @@ def test_no_graph_is_captured_in_a_timed_run(cuda: Cuda, tmp_path: Path, monkeyp
         return found
 
     monkeypatch.setattr(measure_runs, "timed", timed)
-    found = measure_runs.measure(tmp_path / "runs.json", Plan(wanted, 9, 2, 0), models)
+    found = measure_runs.measure(tmp_path / "runs.json", MeasurementPlan(wanted, 9, 2, 0), models)
     assert [before == behind for before, behind in counts] == [False, True, True, True, True]
     assert found.table.height == 4
 
 
 def test_runs_that_were_broken_off_go_on_in_the_same_mode(cuda: Cuda) -> None:
     own = real_models.decoders("llama")
-    plan = Plan([Wanted("autoregressive", {}, TEXT, "text")], 6)
+    plan = MeasurementPlan([Wanted("autoregressive", {}, TEXT, "text")], 6)
     asked = [measure_runs._asked(plan, models)["mode"] for models in (own, measure_runs.by_graphs(plan.wanted, own, 6))]
     assert asked == ["eager", "cuda-graph"]
 
@@ -263,8 +263,8 @@ def test_passes_are_marked_where_they_are_replayed(
 ) -> None:
     config = shapes(tmp_path, model=4)["model"]
     known = architecture(config)
-    own = library_pass.Model(known, "cpu", "float32")
-    model = library_pass.Model(known, "cpu", "float32", decoder=Graphs(own.decoder, 64, 2))
+    own = library_pass.LibraryModel(known, "cpu", "float32")
+    model = library_pass.LibraryModel(known, "cpu", "float32", decoder=Graphs(own.decoder, 64, 2))
     clock, replay = Marked(), recording.CUDAGraph.replay
 
     def counted(graph: Any) -> None:

@@ -163,7 +163,7 @@ def test_batches_say_what_they_say_without_graphs(kind: str, name: str) -> None:
     plain = real_models.decoders(kind)
     by, _ = graphed(plain, texts=3)
     choice = BATCHES[name]
-    prompts = [[3, 4, 5, 6, each] for each in range(7, 11)][: choice[1].texts]
+    prompts = [[3, 4, 5, 6, each] for each in range(7, 11)][: choice[1].decoded_sequences]
     for _ in range(2):
         same(*[looked(each, choice, prompts[0], 9, prompts=prompts) for each in (by, plain)])
         rates = {} if name in ("skipdecode", "exit at a layer") else {"exit_rate": 0.3}

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from calibrate.commands import common_options, decode_command
-from calibrate.commands.decode_report import Printer, Result, compared, document, summary
+from calibrate.decode.decode_report import Printer, Result, compared, document, summary
 from model.interpret.account import Account
 from model.logs.decoding import Decoding
 from model.steps import Commit, Forward

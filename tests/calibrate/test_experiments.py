@@ -19,7 +19,7 @@ from calibrate.measured_runs import measure_runs, run_plan
 from calibrate.timing import profile_from_timings
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from sim.comparison import predict
 from tests.support.clockwork import few_parts
 from tests.support.recording import installed
@@ -53,7 +53,7 @@ KINDS = (("gpu-t5", "eager"), GRAPHS)
 by `test_batches_measured`, and each method kernel by kernel by `test_gpu_stand_in`."""
 
 
-def carried_out(written: run_plan.Written, folder: Path) -> run_plan.Written:
+def carried_out(written: run_plan.WrittenPlan, folder: Path) -> run_plan.WrittenPlan:
     """The plan for the processor: narrow models, two tokens, one repeat."""
     run = written.run
     draft = None if run.draft is None else narrow(run.draft, folder)
@@ -75,9 +75,9 @@ def test_every_setting_of_a_plan_is_legal(name: str, tmp_path: Path, monkeypatch
     class Checked(Exception):  # noqa: N818
         """Nothing is timed."""
 
-    asked: list[measure_runs.Plan] = []
+    asked: list[measure_runs.MeasurementPlan] = []
 
-    def measure(_: Path, plan: measure_runs.Plan, *more: Any, **others: Any) -> Any:
+    def measure(_: Path, plan: measure_runs.MeasurementPlan, *more: Any, **others: Any) -> Any:
         asked.append(plan)
         raise Checked
 
@@ -131,7 +131,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     encodes = preset(run.model).encoder_layers > 0
     assert {len(each.decoding.prompt) for each in found.timed.values()} == {1 if encodes else run.prompt_tokens}
     if encodes:
-        assert {profile.load(out.parent / each).facts["source"] for each in about["profiles"].values()} == {run.prompt_tokens}
+        assert {profile_files.load(out.parent / each).facts["source"] for each in about["profiles"].values()} == {run.prompt_tokens}
     texts = [dict(each.settings).get("sequences", 1) for each in written.choices]
     assert table["tokens"].to_list() == [2 * each for each in texts]
 

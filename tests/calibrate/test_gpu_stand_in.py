@@ -25,7 +25,7 @@ from calibrate.decoders.adapter import Decoder
 from calibrate.devices import clocks, machine
 from calibrate.interpreters import in_one_process
 from calibrate.measured_runs import measure_runs, run_plan
-from calibrate.timing import reads_and_processes, single_pass
+from calibrate.timing import read_times, single_pass
 from calibrate.untested_on_gpu import cuda_graphs
 from sim.comparison import predict
 from tests.support import real_models
@@ -109,7 +109,7 @@ def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter.Decoder, "settle", gpu.settle)
     monkeypatch.setattr(in_one_process.Real, "_found", look)
     clock = SimpleNamespace(perf_counter=gpu.perf_counter, thread_time=gpu.perf_counter)
-    for module in (real_decoding, in_one_process, reads_and_processes, measure_runs):
+    for module in (real_decoding, in_one_process, read_times, measure_runs):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(Event, "gpu", gpu, raising=False)
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -190,7 +190,7 @@ def test_predictions_hold_whether_the_device_or_its_launches_take_the_time(
     })  # fmt: skip
     gpu = Gpu(layer, launch)
     on(gpu, monkeypatch)
-    few_parts(monkeypatch, reads_and_processes.CONTEXT)
+    few_parts(monkeypatch, read_times.CONTEXT)
     if mode != "eager":
         by_graphs(gpu, monkeypatch)
     out = tmp_path / "out" / "runs.json"
@@ -208,7 +208,7 @@ def test_what_a_graph_takes_besides_its_layers_is_no_layer_s(monkeypatch: pytest
     by_graphs(gpu, monkeypatch)
     config = LlamaConfig(**real_models.config("llama", 6).to_dict() | {"vocab_size": 128})
     decoder = cuda_graphs.Graphs(adapter.decoder_of(LlamaForCausalLM(config), "tiny"), 64)
-    found = reads_and_processes.reads(decoder, 16, 3)
+    found = read_times.reads(decoder, 16, 3)
     assert found["again_us"][1] == pytest.approx(40.0, abs=2.0)
     assert found["tree_us"] == found["fork_us"] == found["beams_us"] == {}
-    assert [*reads_and_processes.after(decoder, 16, 2)["short_us"]] == ["6"]
+    assert [*read_times.after(decoder, 16, 2)["short_us"]] == ["6"]

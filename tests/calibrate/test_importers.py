@@ -7,8 +7,6 @@ import datetime
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,50 +18,40 @@ import pytest
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
-from calibrate.importers import aiconfigurator, csv_reading, llmservingsim, vidur
+from calibrate.importers import aiconfigurator, imported_tables, llmservingsim, vidur
 from model.architectures import transformer
 from model.base.checks import ParameterError
-from model.hardware import devices, profile
-from model.hardware.profile import TIMES, Profile
-
-PRODUCT = "time_stats.attn_pre_proj.median"
-TABLES = Path(__file__).parents[1] / "data" / "importers"
+from model.hardware import devices, profile_files
+from model.hardware.profile import TIMES
+from tests.support.foreign_tables import (
+    ATTENTION,
+    DECODE,
+    DENSE,
+    FIRST,
+    GEMM,
+    MLP,
+    READ,
+    SEQUENCE,
+    arguments,
+    copied,
+    from_aiconfigurator,
+    from_llmservingsim,
+    from_vidur,
+    gone,
+    header_only,
+    noise,
+    nothing,
+    swap,
+    times,
+)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the tables, to be spoiled; those that are Parquet elsewhere converted."""
-    copy = tmp_path / "tables"
-    shutil.copytree(TABLES, copy)
-    for path in (copy / "aiconfigurator").rglob("*.csv"):
-        pl.read_csv(path).write_parquet(path.with_suffix(".parquet"))
-        path.unlink()
-    return copy
+    return copied(tmp_path)
 
 
-def from_vidur(folder: Path, **more: str) -> Profile:
-    return vidur.read(folder / "vidur", model="llama-2-7b", gpu="a100", network=folder / "vidur" / "network", **more)
-
-
-def from_aiconfigurator(folder: Path, **more: str) -> Profile:
-    return aiconfigurator.read(folder / "aiconfigurator", gpu="h100", **{"engine": "vllm/1.0", **more})
-
-
-def from_llmservingsim(folder: Path) -> Profile:
-    return llmservingsim.read(folder / "llmservingsim" / "tp1", model="llama-3.1-8b", gpu="rtx-4090")
-
-
-READ: dict[str, Callable[..., Profile]] = {
-    "vidur": from_vidur,
-    "aiconfigurator": from_aiconfigurator,
-    "llmservingsim": from_llmservingsim,
-}
-
-
-def times(made: Profile, part: str, ways: int = 1) -> dict[tuple[int, ...], float]:
-    """The times of a part by its axes [us], rounded to ns."""
-    rows = made.rows(part, ways)
-    return {tuple(row[:-3]): round(row[-3] * 1e6, 3) for row in rows.rows()}
+PRODUCT = "time_stats.attn_pre_proj.median"
 
 
 # --- what is read ---
@@ -184,7 +172,7 @@ def test_a_layer_of_llmservingsim_has_its_norm_twice(folder: Path) -> None:
 @pytest.mark.parametrize("source", READ)
 def test_what_is_read_comes_back_from_a_file_and_names_its_sources(source: str, folder: Path, tmp_path: Path) -> None:
     made = READ[source](folder)
-    again = profile.load(profile.save(made, tmp_path))
+    again = profile_files.load(profile_files.save(made, tmp_path))
     assert again.table.equals(made.table)
     assert again.sources == made.sources
     assert {part for each in made.sources for part in each.parts} == {*made.parts}
@@ -273,61 +261,13 @@ def test_a_profile_says_what_it_is_of_and_the_command_says_it_too(source: str, f
         *(f"note: {each}" for each in wanted["notes"]),
     ]  # fmt: skip
     # A source that does not say when it was measured: the day on which it was read.
-    assert profile.load(tmp_path / f"{wanted['name']}.json").date == (wanted["date"] or datetime.date.today().isoformat())
+    assert profile_files.load(tmp_path / f"{wanted['name']}.json").date == (wanted["date"] or datetime.date.today().isoformat())
 
 
 def test_errors_are_of_inner_points_between_their_neighbours(folder: Path) -> None:
     """Of 1, 2, 8 and 64 tokens the second and third are left out in turn, and found between the others in logarithms."""
     between = 266 ** (2 / 3) * 239 ** (1 / 3) / 269 - 1, 269 ** (3 / 5) * 315 ** (2 / 5) / 239 - 1
     assert from_vidur(folder).errors["dense"] == pytest.approx(np.median([np.median(np.abs(between)), 0.0]), abs=1e-4)
-
-
-# --- what is refused ---
-
-
-def swap(old: str, new: str, count: int = 1) -> Callable[[Path], None]:
-    """Spoil a file: one text for another."""
-
-    def spoil(path: Path) -> None:
-        said = csv_of(path)
-        assert old in said, "the test does not spoil anything"
-        write(path, said.replace(old, new, count))
-
-    return spoil
-
-
-def csv_of(path: Path) -> str:
-    return path.read_text() if path.suffix == ".csv" else pl.read_parquet(path).write_csv()
-
-
-def write(path: Path, text: str) -> None:
-    if path.suffix == ".csv":
-        path.write_text(text)
-    else:
-        pl.read_csv(text.encode()).write_parquet(path)
-
-
-def header_only(path: Path) -> None:
-    write(path, csv_of(path).splitlines()[0] + "\n")
-
-
-def nothing(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def noise(path: Path) -> None:
-    path.write_bytes(b"PAR1 this is no Parquet" if path.suffix == ".parquet" else b'a,b\n1,2,3,4\n"unclosed')
-
-
-def gone(path: Path) -> None:
-    path.unlink()
-
-
-MLP, GEMM = "vidur/mlp.csv", "aiconfigurator/gemm/vllm/1.0/gemm_perf.parquet"
-DECODE = "aiconfigurator/attention/vllm/1.0/generation_attention_perf.parquet"
-DENSE, SEQUENCE, ATTENTION = (f"llmservingsim/tp1/{name}.csv" for name in ("dense", "per_sequence", "attention"))
-FIRST = "0.0015,0.005,0.0015,0.060"
-"""Norm and products of the first row: deviation, median."""
 BAD = [
     # A file that is not there, or is not what it was.
     (MLP, gone, "mlp.csv: there is no such file"),
@@ -402,13 +342,13 @@ def test_a_spoiled_table_is_refused_by_file_row_and_column(
 def held(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
     """What each column of times is held against, in the order of the calls: bytes, operations, rounding and launches."""
     found: dict[str, list[dict[str, Any]]] = {}
-    check = csv_reading.check_reached
+    check = imported_tables.check_reached
 
-    def recorded(table: csv_reading.Table, column: str, seconds: Any, on: Any, **more: Any) -> None:
+    def recorded(table: imported_tables.ImportedTable, column: str, seconds: Any, on: Any, **more: Any) -> None:
         found.setdefault(f"{table.shown} {column}", []).append({"device": on.name, "seconds": [*seconds], **more})
         check(table, column, seconds, on, **more)
 
-    monkeypatch.setattr(csv_reading, "check_reached", recorded)
+    monkeypatch.setattr(imported_tables, "check_reached", recorded)
     READ[source](folder)
     return found
 
@@ -475,61 +415,15 @@ def test_what_products_are_held_against_is_counted_by_hand(folder: Path, monkeyp
     assert own["launches"] == 20
 
 
-GPU = devices.Device("made-up", 1e9, 1e12, {"bfloat16": 1e14}, 1e10, 1e10, 10e6, "a made-up sheet")
-
-
-def judged(seconds: float, **more: Any) -> str:
-    """What is said of a time, of which there are three."""
-    table = csv_reading.Table(Path("t.csv"), "t.csv", pl.DataFrame({"t": [1.0, 1.0, 1.0]}), np.array([4, 6, 9]))
-    more = {key: np.array([0.0, value, value]) if key in ("moved", "operations") else value for key, value in more.items()}
-    try:
-        csv_reading.check_reached(table, "t", np.array([1e-5, seconds, seconds]), GPU, **more)
-    except ParameterError as error:
-        return str(error)
-    return ""
-
-
-def test_a_time_is_held_against_memory_arithmetic_and_a_hundredth_of_both() -> None:
-    """A made-up device of 1 TB/s with a cache of 10 MB and 100 TFLOP/s, of which 110 are allowed."""
-    behind = "; check the unit and the device, or leave this file out"
-    also = " (2 rows like it)"
-    # 30 MB, of which 20 come from memory: 20 us.
-    assert judged(20.001e-6, moved=30e6) == judged(19e-6, moved=30e6, rounding=1.001e-6) == ""
-    slow = f"t.csv: row 6, column t: 1.9e-05 s would be 1.58e+12 bytes/s, above the 1e+12 bytes/s of the memory of made-up{also}"
-    assert judged(19e-6, moved=30e6) == slow + behind
-    assert judged(19e-6, moved=30e6, rounding=0.999e-6) == slow + behind
-    # 11 GFLOP at 110 TFLOP/s: 100 us.
-    assert judged(100.001e-6, operations=11e9) == ""
-    said = judged(99.99e-6, operations=11e9)
-    assert said == (
-        "t.csv: row 6, column t: 9.999e-05 s would be 1.1e+14 operations/s, above the 1.1e+14 operations/s of the arithmetic of "
-        f"made-up{also}{behind}"
-    )
-    assert "0 s would be no time at all, above" in judged(0.0, operations=11e9)
-    # A hundredth of both, one after the other: 3 ms and 11 ms, and .1 ms a launch.
-    for most, launches in ((3e-3 + 11e-3 + 1e-4, 1), (3e-3 + 11e-3 + 5e-4, 5)):
-        more: dict[str, Any] = {"moved": 30e6, "operations": 11e9} | ({"launches": launches} if launches > 1 else {})
-        assert judged(0.9999 * most, **more) == ""
-        assert judged(1.0001 * most, **more) == (
-            f"t.csv: row 6, column t: {1.0001 * most:.4g} s is too long{also}: made-up at a hundredth of its peaks takes at most "
-            f"{most:.3g} s{behind}"
-        )
-    # Without either one launch alone; and what is just reached is reached.
-    assert judged(1e-4) == ""
-    assert "0.0001 s is too long" in judged(1e-4 + 5e-13)
-    assert judged(1e-6, moved=11e6) == judged(11e8 / (1e14 * 1.1), operations=11e8) == ""
-    # Kernels that do more than is needed are given that time too.
-    assert judged(20e-3, moved=30e6, most=(np.array([1.0, 90e6, 90e6]), np.array([1.0, 11e9, 11e9]))) == ""
-    assert "row 4" in judged(5e-3, moved=30e6, most=(np.array([-1e9, 90e6, 90e6]), np.array([0.0, 11e9, 11e9])))
-
-
 def test_values_at_their_bounds_are_taken(folder: Path) -> None:
-    table = csv_reading.read(folder / "vidur/network/send_recv.csv", ["size"], root=folder / "vidur")
+    table = imported_tables.read(folder / "vidur/network/send_recv.csv", ["size"], root=folder / "vidur")
     assert table.shown == "network/send_recv.csv"
-    assert csv_reading.read(folder / "vidur/mlp.csv", [], root=folder / "vidur/network").shown == "mlp.csv"  # not below it
+    assert imported_tables.read(folder / "vidur/mlp.csv", [], root=folder / "vidur/network").shown == "mlp.csv"  # not below it
 
-    def of(*values: Any) -> csv_reading.Table:
-        return csv_reading.Table(Path("t"), "t", pl.DataFrame({"x": [*values]}, strict=False), np.arange(1, len(values) + 1))
+    def of(*values: Any) -> imported_tables.ImportedTable:
+        return imported_tables.ImportedTable(
+            Path("t"), "t", pl.DataFrame({"x": [*values]}, strict=False), np.arange(1, len(values) + 1)
+        )
 
     assert [*of(0, 5).whole("x", least=0)] == [0, 5]
     assert [*of(10**12).whole("x", least=1)] == [1e12]
@@ -548,34 +442,6 @@ def test_values_at_their_bounds_are_taken(folder: Path) -> None:
     assert [*of("A", "b", "a").words("x", ("a", "b"))] == ["a", "b", "a"]
     with pytest.raises(ParameterError, match="row 2, column x: unknown value ''; known: a, b"):
         of("a", None).words("x", ("a", "b"))
-
-
-def test_repeats_are_merged_to_their_medians_and_ways_are_apart() -> None:
-    def of(*values: float) -> Any:
-        return np.array(values, dtype=np.float64)
-
-    found = csv_reading.rows("dense", {"ways": 4, "tokens": of(2, 1, 2, 2)}, {"time_s": of(3, 9, 5, 4), "low_s": of(1, 8, 0, 7)})
-    assert found == [
-        {"part": "dense", "repeats": 1, "ways": 4, "tokens": 1, "time_s": 9.0, "low_s": 8.0},
-        {"part": "dense", "repeats": 3, "ways": 4, "tokens": 2, "time_s": 4.0, "low_s": 1.0},
-    ]
-    # Of each number of ways by itself, and of this part alone: 1.0 to 0.94 falls by 6 %, and 1.0 to 0.96 by 4 %.
-    falls = [(1, 1, 1.0), (1, 2, 0.94), (2, 1, 9.0), (2, 2, 9.5), (2, 4, 9.12)]
-    rows = [{"part": "dense", "ways": ways, "tokens": tokens, "time_s": time} for ways, tokens, time in falls]
-    other = [{"part": "head", "ways": 1, "tokens": tokens, "time_s": 1 / tokens} for tokens in (1, 2)]
-    [said] = csv_reading.dips([*rows, *other], "dense", "tokens")
-    assert said == "dense: at 1 of 5 points the time falls by more than 5%, by 6% at tokens 2"
-    assert csv_reading.dips(rows[2:], "dense", "tokens") == []
-
-
-def test_groups_of_commands_without_one_show_what_there_is() -> None:
-    for words in ([], ["import"], ["fit"]):
-        done = CliRunner().invoke(app, words)
-        asked = CliRunner().invoke(app, [*words, "-h"])
-        assert asked.exit_code == 0
-        assert asked.stdout == CliRunner().invoke(app, [*words, "--help"]).stdout
-        assert done.output.strip() == asked.output.strip()
-        assert "Usage: " in asked.stdout
 
 
 LEAST = {
@@ -665,15 +531,6 @@ def test_operations_without_a_time_or_with_one_of_nothing_are_left_out(folder: P
     assert (2, 4096, 4096) not in times(made, "gemm")
     assert made.rows("gemm").height == 8
     assert any("3 rows without a time or without work left out" in note for note in made.notes)
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (0, 3, 4, 5, 1, 2)])
-def test_the_largest_fall_of_times_is_the_one_that_is_named(order: tuple[int, ...]) -> None:
-    found = [10.0, 20.0, 12.0, 30.0, 27.0, 40.0] if order[1] == 1 else [10.0, 30.0, 27.0, 40.0, 24.0, 50.0]
-    rows = [{"part": "dense", "tokens": 2**place, "time_s": time} for place, time in enumerate(found)]
-    (note,) = csv_reading.dips(rows, "dense", "tokens")
-    at = 4 if order[1] == 1 else 16
-    assert note == f"dense: at 2 of 6 points the time falls by more than 5%, by 40% at tokens {at}"
 
 
 META = "llmservingsim/meta.yaml"
@@ -858,135 +715,3 @@ def test_a_folder_of_vidur_may_lack_prompts_a_step_or_a_direction(folder: Path) 
         table.with_columns(pl.col(name) + 1).write_csv(where / "mlp.csv")
         with pytest.raises(ParameterError, match=f"row 1, column {name}: must be .*, the model's {field}, got .*; name the model"):
             vidur.read(where, model="phi-2", gpu="a100")
-
-
-# --- the command ---
-
-
-def arguments(folder: Path) -> dict[str, list[str]]:
-    """Each command, as a user writes it."""
-    return {
-        "vidur": ["import", "vidur", str(folder / "vidur"), "--model", "llama-2-7b", "--gpu", "a100"],
-        "aiconfigurator": ["import", "aiconfigurator", str(folder / "aiconfigurator"), "--gpu", "h100", "--engine", "vllm/1.0"],
-        "llmservingsim": [
-            "import",
-            "llmservingsim",
-            str(folder / "llmservingsim/tp1"),
-            "--model",
-            "llama-3.1-8b",
-            "--gpu",
-            "rtx-4090",
-        ],
-    }
-
-
-@pytest.mark.parametrize("source", READ)
-def test_the_command_writes_what_the_function_reads(source: str, folder: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    more = ["-o", str(out), "--name", "mine", "--commit", "abc123"]
-    done = CliRunner().invoke(app, [*arguments(folder)[source], *more])
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert "mine.json: measured" in done.stdout
-    assert "covers " in done.stdout
-    assert done.stderr == ""
-    made = profile.load(out / "mine.json")
-    whole = READ[source](folder).table
-    assert made.table.height == whole.filter(pl.col("part").is_in(made.parts)).height
-    assert {each.commit for each in made.sources} == {"abc123"}
-    assert sorted(each.name for each in out.iterdir()) == ["mine.json", "mine.parquet"]
-
-
-def test_tables_of_vidur_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
-    """With all that lies elsewhere, in another unit, the profile is that of the whole folder."""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    whole = from_vidur(folder)
-    given = []
-    for option, name in (("--attention", "attention.csv"), ("--overheads", "cpu_overheads.csv"), ("--network", "network")):
-        shutil.move(folder / "vidur" / name, elsewhere / name)
-        given += [option, str(elsewhere / name)]
-    for more in (given, given[2:4], given[4:]):
-        out = tmp_path / "-".join(more[::2])
-        done = CliRunner().invoke(app, [*arguments(folder)["vidur"], *more, "-o", str(out)])
-        assert done.exit_code == 0, done.output
-        made = profile.load(out / "a100-llama-2-7b.json")
-        assert ({*made.parts} == {*whole.parts}) == (more == given)
-        assert ("step" in made.parts) == ("--overheads" in more)
-        assert ("send" in made.parts) == ("--network" in more)
-        assert made.table.equals(whole.table.filter(pl.col("part").is_in(made.parts)).select(made.table.columns))
-
-
-def test_the_command_composes_a_model(folder: Path, tmp_path: Path) -> None:
-    more = ["--model", "llama-3.1-8b", "--ways", "1,2", "-o", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, [*arguments(folder)["aiconfigurator"], *more])
-    assert done.exit_code == 0, (done.output, done.exception)
-    made = profile.load(tmp_path / "out" / "h100-llama-3.1-8b.json")
-    assert (made.provenance, made.ways) == ("composed", (1, 2))
-
-
-@pytest.mark.parametrize(
-    ("source", "change", "message"),
-    [
-        ("vidur", ["--model", "llama-9"], "unknown model 'llama-9'; did you mean llama-"),
-        ("llmservingsim", ["--model", "llama-9"], "unknown model 'llama-9'; did you mean llama-"),
-        ("vidur", ["--gpu", "a1000"], "unknown device 'a1000'; did you mean a100?"),
-        ("vidur", ["--unit", "h"], "unknown unit 'h'"),
-        ("vidur", ["--attention", "nowhere.csv"], "nowhere.csv: there is no such file"),
-        ("vidur", ["--network", "nowhere"], "nowhere: neither send_recv.csv nor all_reduce.csv"),
-        ("vidur", ["--name", "../mine"], "name must be of letters, digits, dots"),
-        ("aiconfigurator", ["--engine", "vllm/2.0"], "engine of gemm must be one of trtllm/9.9, vllm/1.0, got vllm/2.0"),
-        ("aiconfigurator", ["--model", "t5-small"], "encoder_layers must be 0, got 6"),
-        ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "two"], "ways must be whole numbers"),
-        ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "1, two"], "ways must be whole numbers"),
-        ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "3"], "ways must divide heads=32, got 3"),
-        ("aiconfigurator", ["--model", "opt-1.3b"], "head_dim must be one of 128"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2_and_leaves_nothing(
-    source: str, change: list[str], message: str, folder: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    done = CliRunner().invoke(app, [*arguments(folder)[source], *change, "-o", str(out)])
-    assert done.exit_code == 2, (done.output, done.exception)
-    assert message in done.stderr
-    assert done.stderr.startswith("error: ")
-    assert len(done.stderr.splitlines()) == 1
-    assert not out.exists() or not [*out.iterdir()]
-
-
-def test_a_spoiled_table_writes_nothing(folder: Path, tmp_path: Path) -> None:
-    swap("0.0015,0.110", "0.0015,0.005")(folder / MLP)
-    out = tmp_path / "out"
-    done = CliRunner().invoke(app, [*arguments(folder)["vidur"], "-o", str(out)])
-    assert done.exit_code == 2
-    assert "row 1, column time_stats.mlp_up_proj.median" in done.stderr
-    assert not out.exists()
-
-
-def test_a_folder_that_is_a_file_is_a_mistake(folder: Path, tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("")
-    done = CliRunner().invoke(app, [*arguments(folder)["vidur"], "-o", str(taken)])
-    assert done.exit_code == 2, (done.output, done.exception)
-    assert "taken" in done.stderr
-
-
-def test_bundle_needs_the_list_of_sources(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["bundle", str(folder)])
-    assert done.exit_code == 2
-    assert "SOURCES.md: there is no such file" in done.stderr
-
-
-def test_help_has_an_example_of_each_command_and_loads_nothing_heavy() -> None:
-    for command in ("vidur", "aiconfigurator", "llmservingsim"):
-        done = CliRunner().invoke(app, ["import", command, "--help"])
-        assert f"calibrate import {command} " in done.stdout
-    heavy = ("numpy", "polars", "scipy", "torch", "transformers")
-    probe = f"import calibrate.commands.calibrate_app, sys; print([name for name in {heavy!r} if name in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-    assert found.stdout.strip() == "[]", "import these where they are used"
-
-
-def test_every_row_of_a_source_is_read_by_its_number_in_the_file(folder: Path) -> None:
-    table = csv_reading.read(folder / "vidur/attention.csv", ["is_prefill"], root=folder)
-    assert table.where(table.words("is_prefill", ("true", "false")) == "true").numbers.tolist() == [4, 5]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from calibrate.interpreters.in_one_process import Answered, Luck, Real, Sampling, softmax
 from model.base.checks import ParameterError
-from model.interpret.interpreter import Work
+from model.interpret.interpreter import CountedWork
 from model.logs import forced_outcomes
 from model.methods.adaptive import algorithm as adaptive
 from model.methods.autoregressive import algorithm as autoregressive
@@ -86,7 +86,7 @@ def run(
     same: bool = False,
     log: list[Answered] | None = None,
     **more: Any,
-) -> Work:
+) -> CountedWork:
     """A decoding on tiny models of a kind."""
     own = {name: more.pop(name) for name in ("sampling", "luck") if name in more}
     decoders = real_models.decoders(kind, "draft", "medium", seed=seed, dtype=dtype, same=same)

@@ -12,11 +12,11 @@ from calibrate.commands import run_command
 from calibrate.loading import load_models
 from calibrate.measured_runs import interleaved_profiles, run_plan
 from calibrate.measured_runs.interleaved_profiles import Passes, Sitting
-from calibrate.timing import profile_from_timings, reads_and_processes
+from calibrate.timing import process_times, profile_from_timings, read_times
 from calibrate.timing.single_pass import Effort, Point
-from calibrate.timing.timing_grid import Grid
+from calibrate.timing.timing_grid import TimingGrid
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from model.logs import measured_runs
 from tests.support.clockwork import few_parts
 
@@ -115,7 +115,7 @@ def test_a_sitting_makes_profiles_of_the_decoders_that_decode(
     beside.end()
     assert ran > 2 * 4 * 2
     for role, name in (("target", "cpu-family-medium"), ("draft", "cpu-family-draft")):
-        found = profile.load(tmp_path / f"{name}-interpreter.json")
+        found = profile_files.load(tmp_path / f"{name}-interpreter.json")
         assert found.notes[0].startswith("weights are its own; of the repeats of a round the mean counts")
         assert found.shape["layers"] == decoders[role].layers
         there = {"layer", "step", "look", "again", "early_head", "early_softmax", "early_state", "fork", "after", "tree", "rows"}
@@ -148,11 +148,11 @@ def test_texts_over_units_are_timed_between_the_runs_of_each_repeat_and_once(
         return {
             1: {
                 name: [1e-6 * (1 + seed)]
-                for name in (*reads_and_processes.BETWEEN, *reads_and_processes.LEADING, reads_and_processes.CALLED)
+                for name in (*process_times.BETWEEN, *process_times.LEADING, process_times.CALLED)
             }
         }
 
-    monkeypatch.setattr(reads_and_processes, f"over_{kind}", text)
+    monkeypatch.setattr(process_times, f"over_{kind}", text)
     given: Any = {"lanes": units} if kind == "streams" else {"processes": True}
     at: list[int] = []
     for turns in ((0, 1), (1, 2)):  # the second sitting goes on with the first
@@ -165,12 +165,12 @@ def test_texts_over_units_are_timed_between_the_runs_of_each_repeat_and_once(
                 at.append(len(asked))
             beside.end()
     assert [seed for _, seed in asked] != sorted(seed for _, seed in asked)  # in an order that is left to chance
-    assert sorted(seed for _, seed in asked) == [*range(3 * reads_and_processes.TEXTS)]
+    assert sorted(seed for _, seed in asked) == [*range(3 * process_times.TEXTS)]
     assert {given for given, _ in asked} == {units}
-    assert at[0] == 0 < at[1] < at[2] < at[3] < at[4] == reads_and_processes.TEXTS  # spread over the runs
+    assert at[0] == 0 < at[1] < at[2] < at[3] < at[4] == process_times.TEXTS  # spread over the runs
     kept = {row["round"]: row for row in beside.of["target"].rows.rows if row["kind"] == "processes"}
     assert [*kept] == [0, 1, 2]
-    assert kept[0]["wake_us"]["1"][1] == pytest.approx((1 + reads_and_processes.TEXTS) / 2)  # the mean of its texts
+    assert kept[0]["wake_us"]["1"][1] == pytest.approx((1 + process_times.TEXTS) / 2)  # the mean of its texts
 
 
 def test_a_difference_that_noise_makes_negative_is_nothing() -> None:
@@ -180,12 +180,12 @@ def test_a_difference_that_noise_makes_negative_is_nothing() -> None:
         "busy": 0, "repeats": 2, "reads_us": times, "again_us": [-5.0, -1.0, 2.0], "beams_us": {}, "rows_us": {"1": times["next"]},
         "tree_us": {"1 8": [-3.0, -2.0, 1.0]}, "fork_us": {"1": [0.0, 1.0, 2.0]},
     }  # fmt: skip
-    table = reads_and_processes.part_rows([row], {0: 1e-3}, 5)
+    table = read_times.part_rows([row], {0: 1e-3}, 5)
     assert {each["part"] for each in table} == {"next", "again", "rows", "tree", "fork"}
     assert all(0 <= each["low_s"] <= each["time_s"] <= each["high_s"] for each in table)
-    leading = {"kind": "processes", "repeats": 2, "exit_layer": 3, **{f"{part}_us": {} for part in reads_and_processes.BETWEEN}}
-    leading |= {f"{part}_us": {"1": [0.5, 1.0, 2.0]} for part in reads_and_processes.LEADING}
-    found = reads_and_processes.process_rows([leading], {"alone": 1e-3, "beside": 1e-3}, 5)
+    leading = {"kind": "processes", "repeats": 2, "exit_layer": 3, **{f"{part}_us": {} for part in process_times.BETWEEN}}
+    leading |= {f"{part}_us": {"1": [0.5, 1.0, 2.0]} for part in process_times.LEADING}
+    found = process_times.process_rows([leading], {"alone": 1e-3, "beside": 1e-3}, 5)
     assert all(0 < each["low_s"] <= each["time_s"] <= each["high_s"] for each in found)
 
 
@@ -307,8 +307,8 @@ def test_the_target_is_timed_beside_others_too(open_: list[Any], tmp_path: Path,
     one: Any = {"target": "a decoder", "draft": "another"}
     beside = Sitting(one, {"target": "big", "draft": "small"}, BUSY, tmp_path, device="dev", dtype="kind", seed=3)
     alone, others = BUSY.grids
-    assert alone == Grid((1, 3), (0, 8), (1, 2), (0,), ("interpreter",), 1)
-    assert others == Grid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 1)
+    assert alone == TimingGrid((1, 3), (0, 8), (1, 2), (0,), ("interpreter",), 1)
+    assert others == TimingGrid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 1)
     how = {"device": "dev", "dtype": "kind", "quick": True, "resume": True}
     assert open_ == [
         (("big", others, tmp_path), how | {"decoder": "a decoder"}), (("small", alone, tmp_path), how | {"decoder": "another"}),
@@ -320,7 +320,7 @@ def test_the_target_is_timed_beside_others_too(open_: list[Any], tmp_path: Path,
     target: Any = beside.of["target"]
     [((built, grid_, rows, spec), more)] = went
     assert (built, rows, spec) == (target.built, target.rows, "spec of the big")
-    assert grid_ == Grid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 2)
+    assert grid_ == TimingGrid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 2)
     assert more == {"effort": effort, "minutes": 8.0}  # a minute for each of two contexts, two numbers of others and two rounds
     assert len(beside.pieces) == 2 * 2 * (2 * 2 * 2 + 2)
     assert {piece.round for piece in beside.pieces} == {2, 3}
@@ -348,7 +348,7 @@ def test_a_point_is_timed_at_once_and_kept(open_: list[Any], tmp_path: Path, mon
     target: Any = beside.of["target"]
     point = Point("interpreter", 3, 8, 1, 0, 1)
     for _ in range(2):  # once
-        beside._time(interleaved_profiles.Piece("target", 1, point), None)
+        beside._time(interleaved_profiles.RoundPart("target", 1, point), None)
         assert asked == [(target.built, point, beside.effort, 160.0)]
         assert (target.added, target.between) == ([point], 1)
     happens.append(MemoryError("9 GB"))
@@ -372,7 +372,7 @@ def test_profiles_are_written_in_the_end_and_what_is_odd_of_them_is_told(
     facts: dict[str, dict[str, Any]] = {"one": {"warnings": ["odd", "odder"]}, "two": {}}
     monkeypatch.setattr(profile_from_timings, "write", write)
     monkeypatch.setattr(interleaved_profiles, "load", lambda path: SimpleNamespace(facts=facts[path]))
-    monkeypatch.setattr(reads_and_processes, "apart", lambda texts, depth: {"texts": texts, "layers": depth})
+    monkeypatch.setattr(process_times, "apart", lambda texts, depth: {"texts": texts, "layers": depth})
     both: Any = {"target": None, "draft": None}
     beside = Sitting(both, {"target": "big", "draft": "small"}, PASSES, tmp_path, device="cpu", dtype="float32")
     assert (beside.refused, beside.warnings) == ({}, {})
@@ -391,9 +391,9 @@ def test_profiles_are_written_in_the_end_and_what_is_odd_of_them_is_told(
 def test_passes_have_room_for_the_longest_and_for_all_that_is_timed_besides() -> None:
     assert Passes((1, 3), (0, 200)).room == 204
     assert Passes((1, 33), (200,)).room == 202  # wider ones are not replayed
-    assert Passes((1,), (0,)).room == reads_and_processes.ROOM == 80
+    assert Passes((1,), (0,)).room == read_times.ROOM == 80
     assert Passes((1, 32), (200,)).room == 233
-    assert Passes((1,), (0,), busy=(0,)).grids == (Grid((1,), (0,), modes=("interpreter",)),)
+    assert Passes((1,), (0,), busy=(0,)).grids == (TimingGrid((1,), (0,), modes=("interpreter",)),)
     for given, said in (
         ({"together": (1, 2)}, r"together must be some of widths=\[1, 3\], got \[1, 2\]"),
         ({"together": (3,)}, r"together must be left out without batches, of whose passes it is, got \[3\]; or give batches"),

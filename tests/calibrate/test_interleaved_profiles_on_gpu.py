@@ -13,7 +13,7 @@ from calibrate.devices import machine
 from calibrate.interpreters import in_one_process
 from calibrate.loading.replicas import Replica
 from calibrate.measured_runs import measure_runs
-from calibrate.timing import reads_and_processes
+from calibrate.timing import read_times
 from tests.support import real_models
 
 LAYER, TREE, HEAD, TICK = 1000.0, 100.0, 300.0, 0.5
@@ -60,7 +60,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(Decoder, "logits", projected)
     monkeypatch.setattr(Decoder, "settle", lambda _: found.settle())
     monkeypatch.setattr(in_one_process.Real, "_found", seen)
-    for module in (reads_and_processes, in_one_process):
+    for module in (read_times, in_one_process):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=found.perf_counter))
     return found
 
@@ -78,7 +78,7 @@ def tiny(layers: int = 4) -> Decoder:
 def test_parts_take_what_the_device_takes_and_nothing_of_what_came_before(device: Device) -> None:
     decoder = tiny()
     assert device.owed == 0
-    found = reads_and_processes.reads(decoder, 12, 3)
+    found = read_times.reads(decoder, 12, 3)
     few = 40 * TICK  # looks at the clock, and nothing else
     for kind, times in found["reads_us"].items():
         assert times[1] == pytest.approx(HEAD if kind == "early_head" else 0, abs=few), kind
@@ -92,8 +92,8 @@ def test_parts_take_what_the_device_takes_and_nothing_of_what_came_before(device
 
 @pytest.mark.usefixtures("one_thread")
 def test_passes_behind_pauses_take_what_the_device_takes(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads_and_processes, "GAPS", (0, 500))
-    found = reads_and_processes.after(tiny(), 12, 4)
+    monkeypatch.setattr(read_times, "GAPS", (0, 500))
+    found = read_times.after(tiny(), 12, 4)
     assert device.owed == 0
     for name in ("after_us", "wide_us"):
         for times in found[name].values():

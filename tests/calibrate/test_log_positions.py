@@ -20,7 +20,7 @@ from calibrate.decode import rate_tables
 from calibrate.interpreters.in_one_process import Luck, Real, Sampling
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.logs import position_log
 from model.logs.position_log import PositionLog
 from model.methods.adaptive import algorithm as adaptive
@@ -30,7 +30,7 @@ from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import rates_from_logs
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
-from sim.scenarios import lossy_outcomes
+from sim.scenarios import exit_outcomes
 from tests.support import real_models
 from tests.support.real_models import DEPTHS, VOCABULARY
 from tests.support.tiers import examples
@@ -155,7 +155,7 @@ def replayed(
     real = Real(kin()).run(module.decode(parameters, prompt, TOKENS), TOKENS)
     matches = [] if layer is None else log.matches(layer, k, form=form)[number].tolist()
     survivors = log.column("accepted")[number].tolist()
-    world = World(len(prompt), LAYERS, matches, {"draft": Draft("target", survivors)})
+    world = World(len(prompt), LAYERS, matches, {"draft": DraftOutcomes("target", survivors)})
     # In a world a token is its position; its prompt is as long as the real one.
     steps = module.decode(parameters, [*range(len(prompt))], TOKENS)
     return real, simulate(steps, TOKENS, Cluster(parameters.units), UnitCost(LAYERS, cost_ratio=0.1), world)
@@ -405,7 +405,7 @@ def test_tables_by_position_and_of_dependence_are_plain_counts() -> None:
     log = made()
     found = [*rate_tables.tables(log, [2], [2, 3], 0.1)]
 
-    def table(title: str) -> rate_tables.Table:
+    def table(title: str) -> rate_tables.RateTable:
         return next(each for each in found if each.title.startswith(title))
 
     position, common = log.table["position"].to_numpy(), log.table["rank_common"].to_numpy()
@@ -527,7 +527,7 @@ def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_rec
 def test_a_table_is_printed_under_its_columns() -> None:
     """Numbers by four digits, large ones by two; nothing where there is none, in print a dash and for machines null."""
     rows = (("a", 0.12345, 7), ("long", -12.345, 123), ("b", float("nan"), 1), ("c", 10.0, 2), ("d", -9.99999, 3))
-    table = rate_tables.Table("A title", ("name", "value", "n"), rows, ("A note.",))
+    table = rate_tables.RateTable("A title", ("name", "value", "n"), rows, ("A note.",))
     assert [*table.lines()] == [
         "A title", "name     value    n", "   a    0.1235    7", "long    -12.35  123", "   b         -    1",
         "   c     10.00    2", "   d  -10.0000    3", "A note.",
@@ -535,7 +535,7 @@ def test_a_table_is_printed_under_its_columns() -> None:
     document = table.document()
     assert document["rows"][2] == {"name": "b", "value": None, "n": 1}
     assert (document["title"], document["notes"], [*document]) == ("A title", ["A note."], ["title", "rows", "notes"])
-    empty = rate_tables.Table("None", ("name",), ())
+    empty = rate_tables.RateTable("None", ("name",), ())
     assert ([*empty.lines()], empty.document()) == (["None"], {"title": "None", "rows": []})
 
 
@@ -630,18 +630,18 @@ def test_what_the_last_layer_says_is_what_was_written(tmp_path: Path) -> None:
     position_log.save(log, tmp_path / "log.json")
     drawn = log.table["rank_common"].to_numpy() == 1
     assert not drawn[:, -1].all()
-    agrees = lossy_outcomes.Confidences(log=str(tmp_path / "log.json")).record("softmax")["agrees"]
+    agrees = exit_outcomes.RecordedConfidences(log=str(tmp_path / "log.json")).record("softmax")["agrees"]
     assert agrees[:, -1].all()
     assert (agrees[:, :-1] == drawn[:, :-1]).all()
 
 
 def test_a_long_list_of_answers_is_cut_in_print_alone() -> None:
     rows = tuple((f"q{number}", 1, 2) for number in range(8))
-    table = rate_tables.Table("Answers", ("id", "lengths", "output_tokens"), rows, most=5)
+    table = rate_tables.RateTable("Answers", ("id", "lengths", "output_tokens"), rows, most=5)
     assert [*table.lines()][-1] == "... and 3 more (--json lists all)"
     assert len([*table.lines()]) == 1 + 1 + 5 + 1
     assert len(table.document()["rows"]) == 8
-    whole = rate_tables.Table("Answers", ("id", "lengths", "output_tokens"), rows[:5], most=5)
+    whole = rate_tables.RateTable("Answers", ("id", "lengths", "output_tokens"), rows[:5], most=5)
     assert "more" not in "".join(whole.lines())
 
 
@@ -725,10 +725,10 @@ def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     log = made()
     position_log.save(log, "log.json")
-    found = match_outcomes.Replay(log="log.json", head="common").outcome(ppd.Parameters(LAYERS, 3, 2), 8)
+    found = match_outcomes.RecordedMatches(log="log.json", head="common").outcome(ppd.Parameters(LAYERS, 3, 2), 8)
     assert found.rate == pytest.approx(np.stack(log.matches(3, 2))[:, :8].mean())
     assert found.source == "measured: 6 of 6 texts of log.json"
-    drafts = acceptance_outcomes.Replay(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
+    drafts = acceptance_outcomes.RecordedAcceptance(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
     assert drafts.rate == pytest.approx(np.stack(log.agreements())[:, :8].mean())
 
 

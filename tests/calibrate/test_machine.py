@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -319,3 +320,63 @@ def test_a_gpu_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> No
     assert (type(one), one.single) == (clocks.HostClock, True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert clocks.clock_of("cpu").single is False  # type: ignore[attr-defined]
+
+
+# --- what a machine can reach ---
+
+
+@pytest.mark.parametrize(
+    ("cache", "memory", "size"),
+    [(2**20, 2**40, 2**28), (2**28, 2**40, 2**29), (2**28, 12 * 2**27, 2**27), (2**28, 2**20, 2**26), (0, 0, 2**26)],
+)
+def test_what_is_copied_lies_in_no_cache_and_leaves_memory_to_others(
+    cache: int, memory: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the last cache and 256 MiB at least, a twelfth of the memory at most, but 64 MiB."""
+    monkeypatch.setattr(machine, "_last_cache", lambda: cache)
+    monkeypatch.setattr(machine, "memory", lambda _: memory)
+    monkeypatch.setattr(machine, "_SHAPES", machine._SHAPES[:1])
+    monkeypatch.setattr(machine, "_LAYOUTS", machine._LAYOUTS[:1])
+    sizes: list[int] = []
+    monkeypatch.setattr(machine, "_copy", lambda name, dtype, size: sizes.append(size))
+    monkeypatch.setattr(machine, "_product", lambda *_: None)
+    monkeypatch.setattr(machine, "_read", lambda *_: None)
+    monkeypatch.setattr(machine, "_fastest", lambda *_, **__: 1.0)
+    machine.Ceilings("cpu", "float32")
+    assert sizes == [size]
+    assert machine.Ceilings("cpu", "float32", quick=True).best.keys() == {"flop_per_s", "read_bytes_per_s", "copy_bytes_per_s"}
+    assert sizes[1] < 2**28
+
+
+def test_products_are_tried_in_every_layout_and_in_that_of_layers_first() -> None:
+    assert machine._LAYOUTS[0] == (False, True)
+    assert sorted(machine._LAYOUTS) == sorted(itertools.product((False, True), repeat=2))
+
+
+def test_work_and_bytes_of_a_ceiling_are_those_of_its_matrices() -> None:
+    side = 8
+    for shape in machine._SHAPES:
+        batch, m, k, n = shape[0], *(max(round(each * side), 1) for each in shape[1:])
+        for layout in machine._LAYOUTS:
+            made = machine._product("cpu", "float32", shape, layout, side)
+            assert made.amount == 2 * batch * m * k * n
+            result: Any = made.work()
+            assert result.shape[-2:] == (m, n)
+            assert result.numel() == batch * m * n
+    for size in (1, 2**22):
+        matrix = machine._matrix("cpu", "float32", size)
+        whole = matrix.numel() * 4
+        assert whole == max(size, 2**20)
+        assert machine._copy("cpu", "float32", size).amount == 2 * whole  # read and written
+        for layout in range(3):
+            made = machine._read("cpu", "float32", layout, size)
+            assert made.amount == whole
+            result = made.work()
+            assert result.numel() == matrix.shape[1 if layout == 2 else 0]
+
+
+def test_the_best_try_counts_and_the_first_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, worked = iter([4.0, 2.0, 8.0]), []
+    monkeypatch.setattr(machine, "clock_of", lambda _: SimpleNamespace(start=lambda: None, stop=lambda: next(times)))
+    assert machine._fastest(machine._Kernel(lambda: worked.append(1), 8.0), "cpu", tries=3) == 4.0
+    assert len(worked) == 4

@@ -22,16 +22,16 @@ from typer.testing import CliRunner
 from calibrate.commands.calibrate_app import app
 from calibrate.decode import real_decoding
 from calibrate.devices import machine
-from calibrate.interpreters.in_one_process import Times
+from calibrate.interpreters.in_one_process import RunTimes
 from calibrate.measured_runs import measure_runs, run_plan
 from calibrate.measured_runs.interleaved_profiles import Passes
-from calibrate.measured_runs.measure_runs import Plan, Wanted
+from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
 from model.base.checks import ParameterError
 from model.interpret.account import Account
 from model.interpret.interpreter import count
 from model.logs import forced_outcomes, measured_runs
 from model.logs.decoding import Decoding
-from model.logs.measured_runs import Runs
+from model.logs.measured_runs import MeasuredRuns
 from model.logs.replay import told
 from model.methods import registry
 from tests.support import real_models
@@ -123,7 +123,7 @@ def test_outcomes_that_a_method_cannot_have_are_refused(
     name: str, table: dict[str, Any], rates: dict[str, float], said: str
 ) -> None:
     with pytest.raises(ParameterError, match=said):
-        measure_runs.check(Plan([wanted(name, table, rates)], 8), models_of(name, table))
+        measure_runs.check(MeasurementPlan([wanted(name, table, rates)], 8), models_of(name, table))
 
 
 @pytest.mark.parametrize(("name", "table", "rates"), [
@@ -136,7 +136,7 @@ def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(
     name: str, table: dict[str, Any], rates: dict[str, float], batch: int
 ) -> None:
     models, said = models_of(name, table), table | {"sequences": batch, "batching": "static"}
-    measure_runs.check(Plan([wanted(name, said, rates)], 9), models)
+    measure_runs.check(MeasurementPlan([wanted(name, said, rates)], 9), models)
     found = measure_runs.decode(wanted(name, said, rates), models, 9, 1, log=True)
     parameters = registry.algorithm(name).Parameters(**found.settings)
     world = forced_outcomes.world(parameters, 4, 9, rates, seed=1)
@@ -151,7 +151,7 @@ def test_models_are_asked_about_one_text_at_a_time() -> None:
     table = {"min_layers": 2, "max_layers": 4, "sequences": 2, "batching": "static"}
     models = models_of("skipdecode", table)
     with pytest.raises(ParameterError, match="sequences must be 1"):
-        measure_runs.check(Plan([Wanted("skipdecode", table, (1, 2), "two tokens")], 8), models)
+        measure_runs.check(MeasurementPlan([Wanted("skipdecode", table, (1, 2), "two tokens")], 8), models)
     with pytest.raises(ParameterError, match="sequences must be 1"):
         real_decoding.decode("skipdecode", models, (1, 2), 8, table)
 
@@ -160,7 +160,7 @@ def test_models_are_asked_about_one_text_at_a_time() -> None:
 
 
 def test_times_add_up() -> None:
-    times, models = Times(), models_of("speculative", {"draft_length": 2})
+    times, models = RunTimes(), models_of("speculative", {"draft_length": 2})
     found = real_decoding.decode("speculative", models, [1, 2, 3], 8, {"draft_length": 2}, times=times)
     assert found.seconds is not None
     assert len(times.commits) == len(found.commits)
@@ -199,20 +199,20 @@ def test_runs_of_another_seed_are_not_gone_on_with(tmp_path: Path, monkeypatch: 
         measure_runs.measure(tmp_path / "runs.json", dataclasses.replace(made, seed=made.seed + 1), models, resume=True)
 
 
-def plan(repeats: int = 3, **more: Any) -> tuple[Plan, dict[str, Any]]:
+def plan(repeats: int = 3, **more: Any) -> tuple[MeasurementPlan, dict[str, Any]]:
     prompts = [("one", (1, 2, 3)), ("two", (4, 5, 6, 7))]
     each = [Wanted("speculative", {"draft_length": gamma}, prompt, name) for gamma in (1, 3) for name, prompt in prompts]
-    return Plan(each, 5, repeats, **more), models_of("speculative", {"draft_length": 1})
+    return MeasurementPlan(each, 5, repeats, **more), models_of("speculative", {"draft_length": 1})
 
 
-def measured(folder: Path, **more: Any) -> Runs:
+def measured(folder: Path, **more: Any) -> MeasuredRuns:
     """The plan, timed into a folder."""
     wanted_, models = plan(**more)
     return measure_runs.measure(folder / "runs.json", wanted_, models)
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Runs]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MeasuredRuns]:
     """Three repeats of the plan, made once: the folder that they are in, and what they are."""
     folder = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
@@ -246,7 +246,7 @@ def there(interrupted: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_repeats_are_interleaved_and_none_is_left_out(finished: tuple[Path, Runs]) -> None:
+def test_repeats_are_interleaved_and_none_is_left_out(finished: tuple[Path, MeasuredRuns]) -> None:
     _, found = finished
     assert sorted(found.table.select("decoding", "repeat").rows()) == [(each, turn) for each in range(4) for turn in range(3)]
     orders = [found.table.sort("turn").filter(pl.col("repeat") == turn)["decoding"].to_list() for turn in range(3)]
@@ -255,7 +255,7 @@ def test_repeats_are_interleaved_and_none_is_left_out(finished: tuple[Path, Runs
     assert sorted(found.table["turn"]) == [*range(12)]
 
 
-def test_what_is_written_is_what_was_measured(finished: tuple[Path, Runs]) -> None:
+def test_what_is_written_is_what_was_measured(finished: tuple[Path, MeasuredRuns]) -> None:
     folder, found = finished
     again = measured_runs.load(folder / "runs.json")
     assert again.table.equals(found.table.select(*measured_runs.UNITS))
@@ -321,7 +321,7 @@ def test_what_is_broken_off_is_gone_on_with(there: Path, monkeypatch: pytest.Mon
     assert {*before} <= {*found.table["seconds"]}
 
 
-def test_files_are_refused_where_they_are_damaged(finished: tuple[Path, Runs], tmp_path: Path) -> None:
+def test_files_are_refused_where_they_are_damaged(finished: tuple[Path, MeasuredRuns], tmp_path: Path) -> None:
     shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
     path = tmp_path / "runs.json"
     whole = {each: each.read_bytes() for each in tmp_path.iterdir()}
@@ -357,11 +357,11 @@ def test_files_are_refused_where_they_are_damaged(finished: tuple[Path, Runs], t
 @pytest.mark.parametrize(("column", "values", "said"), [
     ("waited", [0.5] * 12, "heavy load"), ("waited", [0.0] * 12, ""),
 ])  # fmt: skip
-def test_doubtful_times_say_so(finished: tuple[Path, Runs], column: str, values: list[float], said: str) -> None:
+def test_doubtful_times_say_so(finished: tuple[Path, MeasuredRuns], column: str, values: list[float], said: str) -> None:
     _, found = finished
-    changed = Runs(found.log, found.table.with_columns(pl.Series(column, values)), found.about)
+    changed = MeasuredRuns(found.log, found.table.with_columns(pl.Series(column, values)), found.about)
     assert any(said in each for each in changed.warnings) if said else not changed.warnings
-    few = Runs(found.log, changed.table.filter(pl.col("repeat") < 2), found.about | {"warm_ups": 0})
+    few = MeasuredRuns(found.log, changed.table.filter(pl.col("repeat") < 2), found.about | {"warm_ups": 0})
     assert [each for each in few.warnings if "2 repeats" in each]
     assert [each for each in few.warnings if "no warm-up" in each]
 
@@ -372,11 +372,11 @@ def test_repeats_that_waited_do_not_count_where_enough_others_did_not(tmp_path: 
         pl.when(pl.col("repeat") < 2).then(100.0).otherwise(pl.col("seconds")).alias("seconds"),
         pl.when(pl.col("repeat") < 2).then(0.9).otherwise(0.0).alias("waited"),
     )
-    timed = Runs(found.log, table, found.about).timed[0]
+    timed = MeasuredRuns(found.log, table, found.about).timed[0]
     assert timed.kept.tolist() == [False, False, True, True, True]
     assert timed.median(prompt=True) < 100
     assert not timed.disturbed
-    all_waited = Runs(found.log, table.with_columns(pl.lit(0.9).alias("waited")), found.about).timed[0]
+    all_waited = MeasuredRuns(found.log, table.with_columns(pl.lit(0.9).alias("waited")), found.about).timed[0]
     assert all_waited.kept.all()
     assert all_waited.disturbed
 
@@ -414,16 +414,16 @@ def test_a_plan_that_names_nothing_known_is_refused(more: dict[str, Any], said: 
         run_plan.of({"method": [{"name": "ppd", "exit_layer": 6, "candidates": 1} | more]})
 
 
-def test_files_say_what_units_were_or_they_were_processes(finished: tuple[Path, Runs]) -> None:
+def test_files_say_what_units_were_or_they_were_processes(finished: tuple[Path, MeasuredRuns]) -> None:
     _, found = finished
     assert found.about["apart"] == ["processes"] * 4
     old = {key: value for key, value in found.about.items() if key != "apart"}
     for about, expected in ((old, "processes"), (old | {"apart": ["streams"] * 4}, "streams")):
-        assert {each.apart for each in Runs(found.log, found.table, about).timed.values()} == {expected}
+        assert {each.apart for each in MeasuredRuns(found.log, found.table, about).timed.values()} == {expected}
     with pytest.raises(ParameterError, match="apart must have one for each of 4 decodings, got 1"):
-        Runs(found.log, found.table, old | {"apart": ["streams"]})
+        MeasuredRuns(found.log, found.table, old | {"apart": ["streams"]})
     with pytest.raises(ParameterError, match="unknown apart 'cores'"):
-        Runs(found.log, found.table, old | {"apart": ["cores"] * 4})
+        MeasuredRuns(found.log, found.table, old | {"apart": ["cores"] * 4})
 
 
 def invoke(*arguments: str | Path) -> Any:
@@ -555,7 +555,7 @@ def test_everything_comes_in_its_order_and_the_file_says_all_of_it(tmp_path: Pat
         Wanted("autoregressive", {}, (4,), "three"),
     ]
     about = {"prompts": "some", "profiles": {"target": "a.json"}, "devices": ["cpu"]}
-    made = Plan(three, 3, 2, 1, 5, about)
+    made = MeasurementPlan(three, 3, 2, 1, 5, about)
     found = measure_runs.measure(
         tmp_path / "runs.json", made, models, beside=Noted(said), report=lambda *what: said.append(what),  # type: ignore[arg-type]
         pool=lambda: contextlib.nullcontext(),
@@ -615,13 +615,18 @@ def test_decodings_are_called_by_what_they_are() -> None:
         ((one, 2, 1, 0, -1), "seed must be at least 0"),
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
-            Plan(*given_)  # type: ignore[arg-type]
-    made = Plan(one, 2, 10_000, 100)
+            MeasurementPlan(*given_)  # type: ignore[arg-type]
+    made = MeasurementPlan(one, 2, 10_000, 100)
     assert made.order(0) == [0]
-    assert (Plan(one).tokens, Plan(one).repeats, Plan(one).warm_ups, Plan(one).seed) == (48, 7, 1, 0)
+    assert (
+        MeasurementPlan(one).tokens,
+        MeasurementPlan(one).repeats,
+        MeasurementPlan(one).warm_ups,
+        MeasurementPlan(one).seed,
+    ) == (48, 7, 1, 0)
     units = [Wanted("ppd", {}, (1,), "one", units=count, apart=apart) for count, apart in
              ((2, "processes"), (1, "processes"), (2, "processes"), (2, "streams"), (1, "processes"))]  # fmt: skip
-    assert sorted(measure_runs._first_of_each(Plan(units), [4, 2, 0, 3, 1])) == [2, 3, 4]
+    assert sorted(measure_runs._first_of_each(MeasurementPlan(units), [4, 2, 0, 3, 1])) == [2, 3, 4]
 
 
 def test_runs_over_units_that_a_method_does_not_have_are_refused() -> None:
@@ -631,10 +636,10 @@ def test_runs_over_units_that_a_method_does_not_have_are_refused() -> None:
         ("ppd", {"exit_layer": 3, "candidates": 2}, 2, "units must be 3, which ppd reserves with these parameters, got 2 streams"),
     ):
         with pytest.raises(ParameterError, match=said):
-            measure_runs.check(Plan([Wanted(name, table, (1, 2), "one", units=units, apart="streams")]), models)
-    measure_runs.check(Plan([Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (1, 2), "one", units=3)]), models)
+            measure_runs.check(MeasurementPlan([Wanted(name, table, (1, 2), "one", units=units, apart="streams")]), models)
+    measure_runs.check(MeasurementPlan([Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (1, 2), "one", units=3)]), models)
     for tokens, fits in ((93, True), (94, False)):  # of 96 positions, the last of which is written and not read
-        made = Plan([Wanted("autoregressive", {}, (1,) * 4, "one")], tokens)
+        made = MeasurementPlan([Wanted("autoregressive", {}, (1,) * 4, "one")], tokens)
         if fits:
             measure_runs.check(made, models)
         else:
@@ -674,7 +679,7 @@ def test_kept_rows_become_a_table_where_they_can() -> None:
 def test_a_plan_is_read_as_it_is_written(tmp_path: Path) -> None:
     """Its defaults are those that are told; what it cannot say is refused by the name of the file."""
     said = run_plan.of({"method": [{"name": "autoregressive"}]})
-    assert said == run_plan.Written(run_plan.Settings(), [run_plan.Choice("autoregressive", {})], None)
+    assert said == run_plan.WrittenPlan(run_plan.RunSettings(), [run_plan.MethodSetting("autoregressive", {})], None)
     own = said.run
     assert (own.model, own.tokens, own.repeats, own.warm_ups, own.prompts, own.prompt_tokens, own.seed, own.dtype, own.mode) == (
         "family", 48, 7, 1, 3, 24, 0, "float32", "eager",
@@ -686,8 +691,8 @@ def test_a_plan_is_read_as_it_is_written(tmp_path: Path) -> None:
     })  # fmt: skip
     assert whole.profile == Passes((1,), (0,))
     assert whole.choices == [
-        run_plan.Choice("ppd", {"exit_layer": 6, "candidates": 1}, {}),
-        run_plan.Choice("ppd", {"exit_layer": 6, "candidates": 2}, {"match_rate": 0.5}, "streams"),
+        run_plan.MethodSetting("ppd", {"exit_layer": 6, "candidates": 1}, {}),
+        run_plan.MethodSetting("ppd", {"exit_layer": 6, "candidates": 2}, {"match_rate": 0.5}, "streams"),
     ]
     method = [{"name": "autoregressive"}]
     path = tmp_path / "plan.toml"

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app as calibrate
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from model.hardware.physical_limits import LAUNCHES, longest
 from model.hardware.profile import TIMES
 from model.logs import measured_runs
 from sim.commands.sim_app import app
 from sim.comparison import predict
-from tests.calibrate.test_importers import TABLES
 from tests.support.comparisons import decoded, profiles, runs_of
+from tests.support.foreign_tables import TABLES
 
 
 def refused(arguments: list[str | Path], of: object = app) -> str:
@@ -32,10 +32,10 @@ def refused(arguments: list[str | Path], of: object = app) -> str:
 
 def slower(name: str, factor: float, folder: Path, part: str | None = None) -> Path:
     """A bundled profile, or a part of it, with its times multiplied."""
-    found = profile.load(name)
+    found = profile_files.load(name)
     chosen = pl.lit(True) if part is None else pl.col("part") == part
     table = found.table.with_columns(pl.when(chosen).then(pl.col(each) * factor).otherwise(pl.col(each)) for each in TIMES)
-    return profile.save(dataclasses.replace(found, name="mine", table=table), folder)
+    return profile_files.save(dataclasses.replace(found, name="mine", table=table), folder)
 
 
 @pytest.mark.parametrize("name", ["a100-llama-2-7b", "h100-operations", "cpu-llama-68m"])
@@ -57,7 +57,7 @@ def test_each_part_is_looked_at(name: str, part: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a100-llama-2-7b", "cpu-llama-68m"])
 def test_a_machine_ten_times_slower_is_no_mistake(name: str, tmp_path: Path) -> None:
-    assert profile.load(slower(name, 10, tmp_path)).table.height
+    assert profile_files.load(slower(name, 10, tmp_path)).table.height
 
 
 def test_a_run_takes_such_a_profile_no_more(tmp_path: Path) -> None:
@@ -115,13 +115,13 @@ def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Pa
     clock = profiles(head=2e-3)
     found = runs_of([decoded("autoregressive", 6, {}), decoded("speculative", 6, {"acceptance_rate": 0.7}, draft_length=2)], clock)
     for each in clock.values():
-        profile.save(each, tmp_path)
+        profile_files.save(each, tmp_path)
     named = {role: f"{each.name}.json" for role, each in clock.items() if role in found.log.models}
     about = dict(found.about) | {"profiles": named}
     for factor, row in ((1.0, 0), (1000.0, 4)):
         slow = pl.when(pl.int_range(pl.len()) >= row - 1).then(factor).otherwise(1.0)
         table = found.table.with_columns(pl.col(name) * slow for name in ("seconds", "commit_s", "pass_s", "read_s"))
-        path = measured_runs.save(measured_runs.Runs(found.log, table, about), tmp_path / "own.json")
+        path = measured_runs.save(measured_runs.MeasuredRuns(found.log, table, about), tmp_path / "own.json")
         if factor == 1:
             assert CliRunner().invoke(app, ["compare", str(path), "--json"]).exit_code == 0
         else:

@@ -26,7 +26,7 @@ from calibrate.interpreters.in_one_process import Luck, Real, Sampling
 from calibrate.loading import prompts
 from calibrate.loading.replicas import Replica
 from calibrate.measured_runs import measure_runs
-from calibrate.timing import reads_and_processes
+from calibrate.timing import process_times
 from calibrate.workers import over_processes, worker_loop
 from calibrate.workers import worker_pool as pool_of
 from calibrate.workers.over_processes import GONE, Parallel, Pool, ProcessError, started
@@ -232,18 +232,18 @@ def test_a_timed_run_holds_what_its_main_process_did(pool: Pool) -> None:
 
 
 def test_what_processes_take_is_timed_by_how_many_there_are(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads_and_processes, "PROCESS_TEXT", 8)
+    monkeypatch.setattr(process_times, "PROCESS_TEXT", 8)
     use(pool, tiny("llama"))
     seeds, whole = [], forced_outcomes.world
     monkeypatch.setattr(forced_outcomes, "world", lambda *args, seed, **more: seeds.append(seed) or whole(*args, seed=seed, **more))
-    raw = reads_and_processes.apart([reads_and_processes.over_processes(pool, seed) for seed in range(2)], LAYERS)
+    raw = process_times.apart([process_times.over_processes(pool, seed) for seed in range(2)], LAYERS)
     assert seeds == [0, 0, 0, 1, 1, 1]  # each sequence has outcomes of its own
     assert raw["exit_layer"] == 3
-    for part in reads_and_processes.BETWEEN:
+    for part in process_times.BETWEEN:
         assert [*raw[f"{part}_us"]] == ["1", "2", "3"]
         assert all(middle > 0 for _, middle, _ in raw[f"{part}_us"].values())
-    rows = reads_and_processes.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)
-    assert {row["part"] for row in rows} >= {*reads_and_processes.BETWEEN}
+    rows = process_times.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)
+    assert {row["part"] for row in rows} >= {*process_times.BETWEEN}
 
 
 def test_a_layer_of_the_main_process_takes_its_share_of_what_its_passes_take_besides_the_call() -> None:
@@ -252,9 +252,9 @@ def test_a_layer_of_the_main_process_takes_its_share_of_what_its_passes_take_bes
         {"alone_us": {"1": [100 + 8 * each] * 3}, "beside_us": {"1": [50 + 4 * (each + 100)] * 3}, "exit_layer": 8, "repeats": 5}
         for each in (190, 200, 900)
     ]
-    empty = {f"{part}_us": {} for part in reads_and_processes.BETWEEN}
+    empty = {f"{part}_us": {} for part in process_times.BETWEEN}
     empty |= {"called_us": {"1": [1230.0] * 3}}  # 4 layers of .3 ms, as those of the main process meanwhile, and .03 ms
-    found = reads_and_processes.process_rows([each | empty for each in rounds], {"alone": 1e-4, "beside": 5e-5}, 12)
+    found = process_times.process_rows([each | empty for each in rounds], {"alone": 1e-4, "beside": 5e-5}, 12)
     assert {row["part"]: row["time_s"] for row in found} == pytest.approx({"alone": 2e-4, "beside": 3e-4, "called": 3e-5})
     assert {(row["processes"], row["repeats"]) for row in found} == {(1, 15)}
 
@@ -299,12 +299,12 @@ def test_a_run_that_it_is_not_for_is_refused(units: int, steps: Any, said: str) 
 
 def test_rows_that_are_not_those_believed_are_refused() -> None:
     decoder = tiny("llama").load()
-    memory = worker_loop.Memory.of(decoder, 2, 16)
+    memory = worker_loop.SharedState.of(decoder, 2, 16)
     one, other = worker_loop.Unit(0, decoder, memory), worker_loop.Unit(1, decoder, memory)
     believed = worker_loop.believed_of(b"")
     one.make(worker_loop.Command(7, (3, 4), 0, 0, 5, 0, None, (), believed))
     believed = worker_loop.believed_of(np.full((5, 2), 7).tobytes())
-    step = worker_loop.Command(8, (9,), 2, 0, 5, 0, None, (worker_loop.Piece(0, 0, 5, 0, 2),), believed)
+    step = worker_loop.Command(8, (9,), 2, 0, 5, 0, None, (worker_loop.MissingRows(0, 0, 5, 0, 2),), believed)
     expected = one.make(step._replace(pieces=()))
     assert other.make(step).equal(expected)
     with pytest.raises(CacheError, match="unit 1: pass 9 at position 2 saw other rows than it should have"):

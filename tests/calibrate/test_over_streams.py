@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.decoders import kv_rows as rows_of
-from calibrate.interpreters.in_one_process import Luck, Real, Sampling, Times
+from calibrate.interpreters.in_one_process import Luck, Real, RunTimes, Sampling
 from calibrate.measured_runs import measure_runs
-from calibrate.measured_runs.measure_runs import Plan, Wanted
-from calibrate.timing import reads_and_processes
+from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
+from calibrate.timing import process_times
 from calibrate.untested_on_gpu import over_streams
 from calibrate.untested_on_gpu.over_streams import Lanes, Streams
 from model.base.checks import ParameterError
@@ -327,7 +327,7 @@ def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_pa
     wanted = [Wanted("ppd", settings_, (3, 4, 5), "one", units=units, apart="streams") for units in (1, 3)]
     models, lanes = {"target": decoder}, Lanes(decoder, 3, device)
     with device:
-        found = measure_runs.measure(tmp_path / "runs.json", Plan(wanted, 6, 1, 0), models, lanes=lanes)
+        found = measure_runs.measure(tmp_path / "runs.json", MeasurementPlan(wanted, 6, 1, 0), models, lanes=lanes)
     alone, apart = measured_runs.load(tmp_path / "runs.json").timed.values()
     assert [each.units for each in (alone, apart)] == [1, 3]
     assert alone.decoding.tokens == apart.decoding.tokens
@@ -338,21 +338,21 @@ def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_pa
     assert found.about["apart"] == ["streams", "streams"]
     few = Wanted("ppd", settings_, (3, 4, 5), "one", units=2, apart="streams")
     with pytest.raises(ParameterError, match="units must be 3, which ppd reserves with these parameters, got 2 streams"):
-        measure_runs.check(Plan([few]), models)
+        measure_runs.check(MeasurementPlan([few]), models)
     with pytest.raises(ParameterError, match="units must be at least 3, which the method reserves, got 2 streams"):
         measure_runs.decode(wanted[1], models, 8, 0, lanes=Lanes(decoder, 2, Device()))
 
 
 def test_what_passes_take_on_streams_is_timed_by_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reads_and_processes, "PROCESS_TEXT", 6)
+    monkeypatch.setattr(process_times, "PROCESS_TEXT", 6)
     device = Device()
     with device:
-        raw = reads_and_processes.apart([reads_and_processes.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
+        raw = process_times.apart([process_times.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
     assert raw["exit_layer"] == 3
     for part in ("promotion", "turn"):
         assert [*raw[f"{part}_us"]] == ["1", "2"]
     assert raw["dispatch_us"] == raw["wake_us"] == {}
-    found = {row["part"] for row in reads_and_processes.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)}
+    found = {row["part"] for row in process_times.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)}
     assert {"promotion", "turn", "alone"} <= found <= {*predict.OVER_STREAMS}
 
 
@@ -565,7 +565,7 @@ def test_a_process_is_on_a_unit_that_there_is(unit: int) -> None:
 
 
 def test_what_a_run_is_given_is_that_of_one_stream() -> None:
-    sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), Times()
+    sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), RunTimes()
     run = Streams(Lanes(decoder_of("llama"), 1, Device()), sampling=sampling, luck=luck, log=log, times=times)
     assert (run.sampling, run.luck, run.log, run.times, run.answers, run.recording) == (sampling, luck, log, times, None, False)
     assert [*run.decoders] == ["target"]

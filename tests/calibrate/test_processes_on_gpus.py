@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from calibrate.commands.calibrate_app import app
 from calibrate.loading.replicas import Replica
 from calibrate.measured_runs import measure_runs
-from calibrate.measured_runs.measure_runs import Plan, Wanted
+from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.untested_on_gpu.gpu_ordering import GaveUp
 from calibrate.workers import worker_loop
@@ -124,7 +124,7 @@ def making(followed: bool = True) -> worker_loop.Command:
 def copying(layers: int) -> worker_loop.Command:
     """A pass that lacks their rows."""
     believed = worker_loop.believed_of(np.full((layers, 2), 7).tobytes())
-    return worker_loop.Command(8, (9,), 2, 0, layers, 0, None, (worker_loop.Piece(0, 0, layers, 0, 2),), believed)
+    return worker_loop.Command(8, (9,), 2, 0, layers, 0, None, (worker_loop.MissingRows(0, 0, layers, 0, 2),), believed)
 
 
 @pytest.mark.parametrize("followed", [True, False])
@@ -305,7 +305,9 @@ def test_a_failing_process_is_told_of(cuda: Cuda) -> None:
 
 
 def test_a_timed_run_says_where_its_units_were(cuda: Cuda, tmp_path: Path) -> None:
-    plan = Plan([Wanted("ppd", {"exit_layer": 3, "candidates": 1}, (3, 4, 5), "one", units=2)], 6, 1, 0, about={"devices": TWO})
+    plan = MeasurementPlan(
+        [Wanted("ppd", {"exit_layer": 3, "candidates": 1}, (3, 4, 5), "one", units=2)], 6, 1, 0, about={"devices": TWO}
+    )
     made = on_gpus()
     found = measure_runs.measure(
         tmp_path / "runs.json", plan, {"target": made.load()}, pool=lambda: started(made, 2, 64, pin=False, devices=TWO)

@@ -12,22 +12,22 @@ import numpy as np
 import polars as pl
 import pytest
 
-from calibrate.fits import small
+from calibrate.fits import small_kernels
 from calibrate.importers import aiconfigurator, bundled_profiles, vidur
 from model.architectures import transformer
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
-from model.hardware import composed_layers, devices, profile
+from model.hardware import composed_layers, devices, profile, profile_files
 from model.hardware.cost_models import pass_time
 from model.hardware.profile import Profile, Source
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[3] / "shared" / "data"))
 needs_data = pytest.mark.skipif(
     not (DATA / "gpu").is_dir(), reason="the folder of public measurements is absent: DECODESIM_DATA names it"
 )
 pytestmark = pytest.mark.usefixtures("read_once")
-NAMES = [name for name in profile.names() if name.split("-")[0] in ("a100", "a40", "h100", "l40s", "rtx")]
+NAMES = [name for name in profile_files.names() if name.split("-")[0] in ("a100", "a40", "h100", "l40s", "rtx")]
 OPERATIONS = ("a100-operations", "h100-operations", "l40s-operations")
 MODELS = [name for name in NAMES if name not in OPERATIONS]
 PUBLISHERS = {
@@ -51,7 +51,7 @@ def test_the_models_and_devices_that_papers_decode_with_are_there() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_profile_is_whole_small_and_names_its_sources(name: str) -> None:
-    made = profile.load(name)
+    made = profile_files.load(name)
     assert made.name == name
     assert name.startswith(made.device)
     most = 400e3 if name in OPERATIONS else 150e3
@@ -71,7 +71,7 @@ def test_a_profile_is_whole_small_and_names_its_sources(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_profile_is_of_the_device_and_the_model_that_it_names(name: str) -> None:
-    made = profile.load(name)
+    made = profile_files.load(name)
     peaks = devices.device(made.device)
     assert (made.bandwidth, made.rate, made.cache_bytes) == (peaks.bandwidth, peaks.rate(made.dtype), peaks.cache_bytes)
     if made.kind == "model":
@@ -81,7 +81,7 @@ def test_a_profile_is_of_the_device_and_the_model_that_it_names(name: str) -> No
 @pytest.mark.parametrize("name", MODELS)
 def test_no_layer_is_faster_than_its_weights_are_read_or_its_arithmetic_done(name: str) -> None:
     """A pass goes through all layers, so that no layer's weights or keys wait in the cache."""
-    made = profile.load(name)
+    made = profile_files.load(name)
     for ways in made.ways:
         part = shape_of(made).shard(ways)
         rows = made.rows("dense", ways)
@@ -100,7 +100,7 @@ def test_no_layer_is_faster_than_its_weights_are_read_or_its_arithmetic_done(nam
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_no_operation_is_faster_than_what_does_not_fit_the_cache_is_read(name: str) -> None:
-    made = profile.load(name)
+    made = profile_files.load(name)
     rows = made.rows("gemm")
     m, n, k, seconds = (rows[column].to_numpy().astype(float) for column in ("m", "n", "k", "time_s"))
     assert (seconds >= (2 * n * k - made.cache_bytes) / made.bandwidth).all()
@@ -114,7 +114,7 @@ def test_no_operation_is_faster_than_what_does_not_fit_the_cache_is_read(name: s
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_covered_as_far_as_it_is_decoded(name: str) -> None:
-    made = profile.load(name)
+    made = profile_files.load(name)
     assert {"dense", "attention", "head", "embedding"} <= {*made.parts}
     assert made.ways == ((1,) if name.startswith("rtx") else (1, 2, 4, 8))
     for ways in made.ways:
@@ -132,7 +132,7 @@ def test_a_model_is_covered_as_far_as_it_is_decoded(name: str) -> None:
 
 def test_a_token_of_llama_3_on_an_rtx_4090_takes_what_its_publisher_composes() -> None:
     """16.8 ms at batch 1 behind 1,024 tokens, against 15.9 ms to read its weights."""
-    made = profile.load("rtx-4090-llama-3.1-8b")
+    made = profile_files.load("rtx-4090-llama-3.1-8b")
     attention = made.rows("attention")
     at = attention.filter((attention["width"] == 1) & (attention["context"] == 1024) & (attention["batch"] == 1))["time_s"].item()
     one = made.rows("dense").row(0, named=True)["time_s"]
@@ -144,12 +144,12 @@ def test_a_token_of_llama_3_on_an_rtx_4090_takes_what_its_publisher_composes() -
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in MODELS if profile.load(name).model in bundled_profiles.COMPOSED and name[:3] != "rtx"]
+    "name", [name for name in MODELS if profile_files.load(name).model in bundled_profiles.COMPOSED and name[:3] != "rtx"]
 )
 def test_any_model_can_be_composed_of_the_operations_that_come_along(name: str) -> None:
     """Those are thinned and in half the digits; what they give is what the whole tables gave."""
-    made = profile.load(name)
-    again = composed_layers.layer(profile.load(f"{made.device}-operations"), shape_of(made), made.ways)
+    made = profile_files.load(name)
+    again = composed_layers.layer(profile_files.load(f"{made.device}-operations"), shape_of(made), made.ways)
     for ways in made.ways:
         for part, axis in (("dense", "tokens"), ("head", "positions")):
             ours, theirs = again.rows(part, ways), made.rows(part, ways)
@@ -163,15 +163,15 @@ def test_any_model_can_be_composed_of_the_operations_that_come_along(name: str) 
 
 def test_what_is_assumed_and_composed_is_said() -> None:
     for name in MODELS:
-        notes = " ".join(profile.load(name).notes)
+        notes = " ".join(profile_files.load(name).notes)
         if name.startswith("rtx"):
-            assert profile.load(name).provenance == "measured"
+            assert profile_files.load(name).provenance == "measured"
         else:
-            assert profile.load(name).provenance == "composed"
+            assert profile_files.load(name).provenance == "composed"
             assert "composed" in notes
-    assert "head: composed at the efficiency of a100: assumed" in profile.load("a40-llama-2-7b").notes
-    assert profile.load("a40-llama-2-7b").errors["attention"] > 0.1
-    assert any("found their weights" in note for note in profile.load("l40s-operations").notes)
+    assert "head: composed at the efficiency of a100: assumed" in profile_files.load("a40-llama-2-7b").notes
+    assert profile_files.load("a40-llama-2-7b").errors["attention"] > 0.1
+    assert any("found their weights" in note for note in profile_files.load("l40s-operations").notes)
 
 
 # --- against the data that they rest on ---
@@ -186,7 +186,7 @@ def derived() -> dict[str, Profile]:
 def test_every_profile_is_what_its_sources_give(derived: dict[str, Profile]) -> None:
     assert {*derived} == {*NAMES}
     for name, made in derived.items():
-        kept = profile.load(name)
+        kept = profile_files.load(name)
         assert kept.table.equals(made.table), name
         assert all(getattr(kept, each.name) == getattr(made, each.name) for each in fields(made) if each.name != "table"), name
 
@@ -219,7 +219,7 @@ def test_what_is_said_of_files_is_read_from_their_list(tmp_path: Path) -> None:
 
 def test_what_is_said_without_a_bound_is_of_passes_of_up_to_64_tokens() -> None:
     """A row at 65, far off what it should be, changes nothing; and of the others it is the median."""
-    table, was = profile.load("a100-operations"), profile.load("a100-llama-2-7b")
+    table, was = profile_files.load("a100-operations"), profile_files.load("a100-llama-2-7b")
 
     def of(gpu: str, *times: float) -> Profile:
         points = zip((1, 64, 65), times, strict=True)
@@ -238,7 +238,7 @@ def test_what_is_said_without_a_bound_is_of_passes_of_up_to_64_tokens() -> None:
 
 
 def test_all_profiles_are_derived_before_the_first_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [profile.load(name) for name in ("a40-llama-2-7b", "rtx-4090-llama-3.1-8b")]
+    made = [profile_files.load(name) for name in ("a40-llama-2-7b", "rtx-4090-llama-3.1-8b")]
 
     def derived(data: str) -> Iterator[Profile]:
         assert data == "data"
@@ -249,7 +249,7 @@ def test_all_profiles_are_derived_before_the_first_is_written(tmp_path: Path, mo
     monkeypatch.setattr(bundled_profiles, "profiles", derived)
     assert bundled_profiles.write("data", tmp_path) == [tmp_path / f"{each.name}.json" for each in made]
     for each in made:
-        assert profile.load(tmp_path / f"{each.name}.json").table.equals(each.table)
+        assert profile_files.load(tmp_path / f"{each.name}.json").table.equals(each.table)
 
 
 @needs_data
@@ -326,7 +326,7 @@ def test_composed_attention_is_about_what_another_engine_takes() -> None:
     folder = DATA / "gpu/vidur/compute/a100/meta-llama/Llama-2-7b-hf"
     rows = vidur.read(folder, model="llama-2-7b", gpu="a100", attention=source).rows("attention")
     rows = rows.filter((rows["width"] == 1) & (rows["context"] >= 256))
-    ours = composed_layers.Attention(table, 32, 32, 128)(rows["context"].to_numpy(), rows["batch"].to_numpy())
+    ours = composed_layers.AttentionTimes(table, 32, 32, 128)(rows["context"].to_numpy(), rows["batch"].to_numpy())
     assert np.median(np.abs(ours / rows["time_s"].to_numpy() - 1)) <= 0.12
 
 
@@ -341,7 +341,7 @@ def test_heads_that_were_not_measured_are_stood_in_for() -> None:
         rows = rows.filter(kept)
         frame = table.table
         drop = ((frame["heads"] == heads) & (frame["kv_heads"] == heads)).fill_null(False)
-        without = composed_layers.Attention(replace(table, table=frame.filter(~drop)), heads, heads, 128)
+        without = composed_layers.AttentionTimes(replace(table, table=frame.filter(~drop)), heads, heads, 128)
         assert not without.measured
         errors = without(rows["context"].to_numpy(), rows["batch"].to_numpy()) / rows["time_s"].to_numpy() - 1
         assert np.median(np.abs(errors)) <= bound
@@ -408,9 +408,9 @@ def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, ope
 @needs_data
 def test_what_lies_between_products_was_fitted_to_two_models_and_holds_for_two_others() -> None:
     """The bundled numbers are those of the fit; of models and GPUs with tables of products the other two are within a fifth."""
-    share, lane = small.fit(small.measured(DATA, small.FITTED))
+    share, lane = small_kernels.fit(small_kernels.measured(DATA, small_kernels.FITTED))
     assert (round(share, 2), round(lane / 1e9, 1)) == (composed_layers.SMALL_SHARE, composed_layers.SMALL_LANE / 1e9)
-    for one in small.measured(DATA, small.HELD):
+    for one in small_kernels.measured(DATA, small_kernels.HELD):
         if one.of.device != "a40":  # of all its bandwidth GDDR memory gives more than HBM
             assert np.median(np.abs(one.predicted() / one.seconds - 1)) < 0.25
 
@@ -424,12 +424,12 @@ def test_a_pass_over_more_never_takes_less(name: str) -> None:
 
     To 5 parts in 10,000, less than any source's spread: before the first context of a table an efficiency is held, not a time.
     """
-    made = profile.load(name)
+    made = profile_files.load(name)
     width = np.array([*range(1, 17), 24, 31, 33, 64, 100, 257, 700, 1500, 4096])
     batch = np.array([1, 2, 3, 4, 6, 8, 13, 16, 24, 32, 48, 64, 100, 128, 256, 300])
     context = np.array([0, 1, 7, 31, 32, 100, 128, 500, 1024, 1100, 2047, 2048, 3000, 4000, 6000, 9000])
     for ways in made.ways:
-        taken = pass_time(Measured(made, ways=ways), width[:, None, None], context[:, None], batch).seconds
+        taken = pass_time(ProfileCosts(made, ways=ways), width[:, None, None], context[:, None], batch).seconds
         for axis in range(3):
             fall = -np.diff(taken, axis=axis) / np.take(taken, range(taken.shape[axis] - 1), axis=axis)
             assert fall.max() < 5e-4, (ways, axis)
@@ -437,7 +437,7 @@ def test_a_pass_over_more_never_takes_less(name: str) -> None:
 
 def test_where_a_processor_takes_less_for_more_its_repeats_say_so() -> None:
     """The one bundled profile that was measured here: its products change their algorithm with the width."""
-    rows = profile.load("cpu-llama-68m").rows("layer")
+    rows = profile_files.load("cpu-llama-68m").rows("layer")
     for context in rows["context"].unique():
         own = rows.filter(rows["context"] == context).sort("width")
         low, high = own["low_s"].to_numpy(), own["high_s"].to_numpy()
@@ -445,17 +445,17 @@ def test_where_a_processor_takes_less_for_more_its_repeats_say_so() -> None:
         assert (high[1:] < low[:-1])[falls].all()
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "all_reduce" in profile.load(name).parts])
+@pytest.mark.parametrize("name", [name for name in MODELS if "all_reduce" in profile_files.load(name).parts])
 def test_reductions_do_not_jump_and_say_how_libraries_differ(name: str) -> None:
     """From a size to one at most twice as large at most 2.5 times as long: twice the bytes, and another algorithm in some library;
     in all of them between eight cards without links of their own, and then thrice. Half the range of the quartiles is stated."""
-    made = profile.load(name)
+    made = profile_files.load(name)
     for ways in (2, 4, 8):
         rows = made.rows("all_reduce", ways).sort("size")
         size, time = (rows[column].to_numpy().astype(float) for column in ("size", "time_s"))
         near = size[1:] <= 2 * size[:-1]
         assert (time[1:] / time[:-1])[near].max() < (3.5 if made.device == "l40s" else 2.5)
-        found = Measured(made, ways=ways).part("all_reduce", size)
+        found = ProfileCosts(made, ways=ways).part("all_reduce", size)
         assert found is not None
         half = (rows["high_s"] - rows["low_s"]).to_numpy() / 2 / time
         assert (found.error >= half - 1e-9).all()
@@ -464,7 +464,7 @@ def test_reductions_do_not_jump_and_say_how_libraries_differ(name: str) -> None:
 
 def test_reductions_are_of_the_gpu_and_not_of_the_profile() -> None:
     for gpu in ("a100", "h100", "l40s"):
-        tables = [profile.load(name) for name in MODELS if name.startswith(gpu)]
+        tables = [profile_files.load(name) for name in MODELS if name.startswith(gpu)]
         first, *others = (each.rows("all_reduce", 2) for each in tables)
         assert first.height > 10
         assert all(each.equals(first) for each in others)

@@ -14,7 +14,7 @@ from calibrate.commands.common_options import guarded
 from calibrate.decode.public_acceptance_logs import AcceptanceLog, Request, drafters, read
 from model.base.checks import ParameterError
 from model.methods.speculative import rates_from_logs
-from sim.scenarios.acceptance_outcomes import Rounds
+from sim.scenarios.acceptance_outcomes import RecordedRounds
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[3] / "shared" / "data")) / "acceptance"
 FILES = sorted(DATA.glob("*.jsonl"))
@@ -49,7 +49,7 @@ def test_what_is_written_is_read(tmp_path: Path, requests: list[tuple[int, int, 
     assert log.of_other_texts == tuple(f"r{i}" for i, (_, output, lengths) in enumerate(requests) if output != len(lengths))
     assert read(path, "other").lengths == [[1]] * len(requests)
     # What `sim run` replays as outcomes is the same log.
-    assert Rounds(file=str(path), drafter="eagle")._lengths() == log.lengths
+    assert RecordedRounds(file=str(path), drafter="eagle")._lengths() == log.lengths
 
 
 def test_blank_lines_are_none_and_ids_may_be_left_out(tmp_path: Path) -> None:

@@ -12,16 +12,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
 from calibrate.fits import cpu_step
-from calibrate.timing import profile_from_timings, reads_and_processes, timing_grid
+from calibrate.timing import process_times, profile_from_timings, read_times, timing_grid
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
-from model.hardware import physical_limits
-from model.hardware.profile import AXES, PROCESS_TEXT, save
+from model.hardware import physical_limits, profile
+from model.hardware.profile import AXES, PROCESS_TEXT
+from model.hardware.profile_files import save
 from model.logs.spans import Span
+from tests.support.tiers import examples
+
+pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 
 
 def by_place(table: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], tuple[float, ...]]:
@@ -50,7 +56,7 @@ def reading(middle: float, *, busy: int = 0, repeats: int = 4, **more: Any) -> d
 
 def test_reads_are_medians_over_rounds_at_their_places() -> None:
     rounds = [reading(20.0), reading(50.0, repeats=6), reading(10.0)]
-    found = by_place(reads_and_processes.part_rows([*rounds, reading(7.0, busy=2)], {0: 12e-6, 2: 4e-6}, 5))
+    found = by_place(read_times.part_rows([*rounds, reading(7.0, busy=2)], {0: 12e-6, 2: 4e-6}, 5))
     # Three rounds of busy 0 with 4 + 6 + 4 repeats, one of busy 2; keys and values without their share of the call, a fourth.
     assert found == {
         ("next", 0, 1): (19, 20, 22, 14), ("top", 0, 1): (38, 40, 44, 14), ("again", 0, 1): (19, 20, 22, 14),
@@ -63,20 +69,20 @@ def test_reads_are_medians_over_rounds_at_their_places() -> None:
 
 def test_what_noise_makes_negative_is_nothing_and_a_mean_beyond_its_quartiles_is_their_end() -> None:
     row = reading(3.0, again_us=[-9, -1, 1], tree_us={"2 64": [-9, 2, 1]}, rows_us={"8": [1, 2, 5]}, beams_us={"4": [5, 4, 3]})
-    found = by_place(reads_and_processes.part_rows([row], {0: 12e-6}, 4))
+    found = by_place(read_times.part_rows([row], {0: 12e-6}, 4))
     assert found["again", 0, 1] == (0, 0, 1, 4)
     assert found["tree", 0, 2, 64] == (0, 2, 2, 4)
     assert found["beams", 0, 4] == (4, 4, 4, 4)
     assert found["rows", 0, 8] == (0.001, 0.001, 1, 4)  # a third of 12 us off, and a time is above nothing
     without = {name: value for name, value in reading(3.0).items() if name != "fork_us"}
-    assert ("fork", 0, 3) not in by_place(reads_and_processes.part_rows([without], {}, 1))
-    assert by_place(reads_and_processes.part_rows([without], {}, 1))["rows", 0, 8] == (
+    assert ("fork", 0, 3) not in by_place(read_times.part_rows([without], {}, 1))
+    assert by_place(read_times.part_rows([without], {}, 1))["rows", 0, 8] == (
         2,
         3,
         5,
         4,
     )  # no call known: nothing taken off
-    assert by_place(reads_and_processes.part_rows([without], {0: 1e-6}, 1))["rows", 0, 8] == (1, 2, 4, 4)  # of one layer, all of it
+    assert by_place(read_times.part_rows([without], {0: 1e-6}, 1))["rows", 0, 8] == (1, 2, 4, 4)  # of one layer, all of it
 
 
 # --- behind pauses ---
@@ -90,17 +96,17 @@ def pausing(middle: float, **more: Any) -> dict[str, Any]:
 
 def test_passes_behind_pauses_and_behind_so_much_less_of_others_layers() -> None:
     """5 layers of 10 us in a whole pass; of passes over 2, a layer takes 8 us and is run again 3 layers, 30 us, sooner."""
-    found = by_place(reads_and_processes.after_rows([pausing(60.0), pausing(90.0), pausing(50.0)], 5))
+    found = by_place(read_times.after_rows([pausing(60.0), pausing(90.0), pausing(50.0)], 5))
     assert found == {
         ("after", 0, 0): (59, 60, 61, 24), ("after", 0, 500): (120, 120, 120, 24), ("after", 0, -30): (45, 50, 60, 24),
         ("wide_after", 0, 4, 1000): (65, 66, 67, 24),
     }  # fmt: skip
-    assert reads_and_processes.after_rows([], 5) == []
+    assert read_times.after_rows([], 5) == []
     older = {name: value for name, value in pausing(60.0).items() if name not in ("short_us", "wide_us")}
-    assert {*by_place(reads_and_processes.after_rows([older], 5))} == {("after", 0, 0), ("after", 0, 500)}
+    assert {*by_place(read_times.after_rows([older], 5))} == {("after", 0, 0), ("after", 0, 500)}
     # Whatever noise says, no pass takes less than nothing.
     assert (
-        by_place(reads_and_processes.after_rows([pausing(1.0, short_us={"2": [0, 0, 0], "5": [9, 10, 14]})], 5))["after", 0, -30][1]
+        by_place(read_times.after_rows([pausing(1.0, short_us={"2": [0, 0, 0], "5": [9, 10, 14]})], 5))["after", 0, -30][1]
         == 0.001
     )
 
@@ -111,7 +117,7 @@ def test_passes_behind_pauses_and_behind_so_much_less_of_others_layers() -> None
 def apart(**more: Any) -> dict[str, Any]:
     """Texts over one and two sub-processes; 3 of 5 layers lead."""
     empty: dict[str, Any] = {
-        f"{part}_us": {} for part in (*reads_and_processes.BETWEEN, *reads_and_processes.LEADING, reads_and_processes.CALLED)
+        f"{part}_us": {} for part in (*process_times.BETWEEN, *process_times.LEADING, process_times.CALLED)
     }
     return empty | {"repeats": 16, "exit_layer": 3} | more
 
@@ -123,13 +129,13 @@ def test_parts_of_runs_over_processes_follow_from_their_rows() -> None:
         apart(wake_us={"1": [6, 7, 11]}, alone_us={"1": [64, 70, 100]}, beside_us={"1": [41, 45, 51]},
               called_us={"1": [50, 60, 70]}),
     ]  # fmt: skip
-    found = by_place(reads_and_processes.process_rows(rounds, {"alone": 10e-6, "beside": 5e-6}, 5))
+    found = by_place(process_times.process_rows(rounds, {"alone": 10e-6, "beside": 5e-6}, 5))
     assert found == {
         ("wake", 0, 1): (5, 6, 10, 32), ("wake", 0, 2): (1, 2, 3, 16),  # what a round lacks is the median of the others
         ("alone", 0, 1): (18, 20, 30, 32), ("beside", 0, 1): (18, 20, 23, 32),  # 3 layers without 10 us, 2 without 5 us
         ("called", 0, 1): (10, 20, 30, 32), ("called", 0, 2): (8, 9, 10, 16),  # without the two layers beside it, where known
     }  # fmt: skip
-    assert reads_and_processes.process_rows([], {"alone": 0.0, "beside": 0.0}, 5) == []
+    assert process_times.process_rows([], {"alone": 0.0, "beside": 0.0}, 5) == []
 
 
 def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +168,7 @@ def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytes
     decoder = SimpleNamespace(layers=5, settle=lambda: settled.append(1))
     pool: Any = SimpleNamespace(decoder=decoder, units=2)
     seconds = 92.0
-    found = reads_and_processes.over_processes(pool, 3)
+    found = process_times.over_processes(pool, 3)
     assert made == [(pool, True), 2 * PROCESS_TEXT]
     assert settled == [1]
     # Of 92 s the main process worked or waited for 77: what is left, by its two looks.
@@ -171,21 +177,21 @@ def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytes
     }}  # fmt: skip
     for whole, turn in ((78.0, 0.5), (77.0, 0.0), (60.0, 0.0)):  # whatever clocks say, it is not less than nothing
         seconds = whole
-        assert reads_and_processes.over_processes(pool, 3)[1]["turn"] == [turn]
+        assert process_times.over_processes(pool, 3)[1]["turn"] == [turn]
 
 
 def test_texts_over_processes_are_means_between_quartiles_by_how_many_there_are() -> None:
-    names = (*reads_and_processes.BETWEEN, *reads_and_processes.LEADING, reads_and_processes.CALLED)
+    names = (*process_times.BETWEEN, *process_times.LEADING, process_times.CALLED)
 
-    def text(*seconds: float) -> reads_and_processes.Apart:
+    def text(*seconds: float) -> process_times.Apart:
         return {1: {name: [*seconds] for name in names}, 2: {name: [1e-6] if name == "wake" else [] for name in names}}
 
-    found = reads_and_processes.apart([text(1e-6, 2e-6), text(3e-6, 10e-6)], 5)
+    found = process_times.apart([text(1e-6, 2e-6), text(3e-6, 10e-6)], 5)
     assert {name: found[f"{name}_us"]["1"] for name in names} == {name: [1.75, 4.0, 4.75] for name in names}
     assert [name for name in names if "2" in found[f"{name}_us"]] == ["wake"]
     assert found["wake_us"]["2"] == [1.0] * 3
     assert found["exit_layer"] == 3  # the middle of five layers, rounded up
-    assert reads_and_processes.apart([text(1e-6)], 6)["exit_layer"] == 3
+    assert process_times.apart([text(1e-6)], 6)["exit_layer"] == 3
 
 
 # --- whole passes ---
@@ -350,8 +356,10 @@ def test_what_the_command_prints_of_a_profile_is_what_it_holds(tmp_path: Path, m
     made = profile_from_timings.profile_of(header, rows, "eager", "some", raw)
     path = save(made, tmp_path)
     ceilings = {"read_bytes_per_s": 3e10, "copy_bytes_per_s": 1e10, "flop_per_s": 5e10}
-    outcome = timing_grid.Outcome(header, [*rows, {"kind": "failed"}], [(timing_grid.Point("eager", 9, 8, 1, 0), "too wide")], raw)
-    timed = profile_from_timings.Timed({"eager": path}, outcome, {"interpreter": "beats its peaks"}, ceilings)
+    outcome = timing_grid.TimedGrid(
+        header, [*rows, {"kind": "failed"}], [(timing_grid.Point("eager", 9, 8, 1, 0), "too wide")], raw
+    )
+    timed = profile_from_timings.TimedProfiles({"eager": path}, outcome, {"interpreter": "beats its peaks"}, ceilings)
     monkeypatch.setattr(profile_from_timings, "time_layers", lambda *_, **__: timed)
     words = ["layers", "--model", "llama-68m", "-o", str(tmp_path)]
     done = CliRunner().invoke(app, words)
@@ -388,17 +396,17 @@ def test_what_the_command_prints_of_a_profile_is_what_it_holds(tmp_path: Path, m
 
 def test_a_raw_file_is_gone_on_from_only_by_what_it_is_of(tmp_path: Path) -> None:
     path, header = tmp_path / "raw.jsonl", {**HEADER, "threads": 2, "torch": "2"}
-    rows = timing_grid.Rows(path, header, resume=False)
+    rows = timing_grid.RawTimings(path, header, resume=False)
     rows.add(passed("eager", 2, round=1))
     rows.add({"kind": "failed", "mode": "eager", "width": 4, "context": 8, "batch": 1, "busy": 0, "round": 1})
     with path.open("a") as file:
         file.write('{"kind": "poi')  # cut off in the middle
     with pytest.raises(ParameterError, match=r"is there already; --resume goes on with it"):
-        timing_grid.Rows(path, header, resume=False)
+        timing_grid.RawTimings(path, header, resume=False)
     for key, value in {"model": "other", "dtype": "bfloat16", "threads": 4, "torch": "3", "source": 9, "name": "Other"}.items():
         with pytest.raises(ParameterError, match=rf"timed with {key} .*, and this is {value}; begin anew"):
-            timing_grid.Rows(path, header | {key: value}, resume=True)
-    again = timing_grid.Rows(path, header | {"date": str(datetime.date(2027, 1, 1))}, resume=True)
+            timing_grid.RawTimings(path, header | {key: value}, resume=True)
+    again = timing_grid.RawTimings(path, header | {"date": str(datetime.date(2027, 1, 1))}, resume=True)
     assert again.header["date"] == HEADER["date"]  # of the first sitting
     assert again.done() == {timing_grid.Point("eager", 2, 8, 1, 0, 1)}  # what failed is tried again
     assert [row["kind"] for row in again.rows] == ["point", "failed"]
@@ -411,8 +419,90 @@ def test_a_raw_file_is_gone_on_from_only_by_what_it_is_of(tmp_path: Path) -> Non
 
 
 def test_a_grid_goes_over_all_points_in_each_round() -> None:
-    each = timing_grid.Grid(widths=(1, 2), contexts=(4, 8), batches=(1, 3), busy=(0, 1), modes=("eager", "interpreter"), rounds=2)
+    each = timing_grid.TimingGrid(
+        widths=(1, 2), contexts=(4, 8), batches=(1, 3), busy=(0, 1), modes=("eager", "interpreter"), rounds=2
+    )
     assert len(each.points()) == len({*each.points()}) == 64
     assert [each.points()[index].width for index in range(4)] == [1, 2, 1, 2]
     assert [each.points()[index].context for index in range(4)] == [4, 4, 8, 8]
     assert [point.round for point in each.points()] == [0] * 32 + [1] * 32
+
+
+def raw(width: int = 1, context: int = 8, batch: int = 1, busy: int = 0, turn: int = 0, **more: Any) -> dict[str, Any]:
+    times = {"whole_us": [95, 100, 110], "layers_us": [[9, 10, 11], [18, 20, 22], [28, 30, 32]], "head_us": [19, 20, 21]}
+    place = {"mode": "eager", "width": width, "context": context, "batch": batch, "busy": busy, "round": turn}
+    return {"kind": "point", **place, "repeats": 5, "embedding_us": [4, 5, 6], **times} | more
+
+
+def test_the_rows_of_a_profile_follow_from_raw_rows() -> None:
+    table, notes = profile_from_timings.part_rows([raw(), raw(width=2, context=4, head_us=[39, 40, 41])], "eager", layers=3)
+    by = {(row["part"], row.get("width", row.get("positions", row.get("tokens", row.get("batch"))))): row for row in table}
+    assert by["layer", 1] == {
+        "part": "layer", "busy": 0, "width": 1, "context": 8, "batch": 1, "time_s": pytest.approx(20e-6),
+        "low_s": pytest.approx(18e-6), "high_s": pytest.approx(22e-6), "repeats": 5,
+    }  # fmt: skip
+    assert by["head", 1]["time_s"] == pytest.approx(20e-6)
+    assert by["head", 2]["time_s"] == pytest.approx(40e-6)
+    assert by["embedding", 2]["time_s"] == pytest.approx(5e-6)
+    # 100 - 3 * 20 - 20 - 5 = 15 and 100 - 3 * 20 - 40 - 5 = -5, which is none: the median lies in the middle.
+    assert by["step", 1]["time_s"] == pytest.approx(7.5e-6)
+    assert "less than the sum of its parts at 1 of 2 points" in notes[-1]
+    assert profile.table_of(table).height == len(table) == 7
+
+
+@settings(max_examples=examples(30))
+@given(
+    st.lists(st.tuples(*[st.floats(5, 60)] * 3, st.floats(0, 30), st.floats(0, 30)), min_size=3, max_size=3), st.integers(1, 5)
+)
+def test_parts_of_the_interpreters_passes_add_up_to_them(times: list[tuple[float, ...]], layers_of: int) -> None:
+    """Whatever marks and medians over other axes make of the parts."""
+    rows = []
+    for (width, context), (layer, head, embedding, rest, look) in zip(((1, 4), (1, 8), (2, 8)), times, strict=True):
+        whole = layers_of * layer + head + embedding + rest + look
+        named = {"whole_us": whole, "sum_us": layers_of * layer * 1.02, "rest_us": rest * 1.3, "look_us": look * 2, "head_us": head}
+        given_ = {name: [each * 0.9, each, each * 1.1] for name, each in (named | {"embedding_us": embedding}).items()}
+        rows.append(raw(width, context, mode="interpreter", **given_))
+    table, _ = profile_from_timings.part_rows(rows, "interpreter", layers_of)
+
+    def of(part: str, **axes: int) -> float:
+        [found] = [row["time_s"] for row in table if row["part"] == part and {**row, **axes} == row]
+        return float(found)
+
+    for row in rows:
+        width, context = row["width"], row["context"]
+        others = of("head", positions=width) + of("embedding", tokens=width) + of("step", batch=1) + of("look", batch=1)
+        added = layers_of * of("layer", width=width, context=context) + others
+        assert added == pytest.approx(max(row["whole_us"][1] / 1e6, others), rel=1e-6, abs=2e-8)
+
+
+def test_a_disturbed_round_does_not_move_a_point() -> None:
+    rows = [raw(turn=0), raw(turn=1, whole_us=[1000, 2000, 3000], layers_us=[[900, 900, 900]] * 3), raw(turn=2)]
+    table, _ = profile_from_timings.part_rows(rows, "eager", layers=3)
+    clean, _ = profile_from_timings.part_rows([raw()], "eager", layers=3)
+    assert table == clean
+
+
+def test_busy_rows_stand_apart() -> None:
+    table, _ = profile_from_timings.part_rows([raw(), raw(busy=1, whole_us=[190, 200, 210])], "eager", layers=3)
+    assert [(row["part"], row["busy"]) for row in table if row["part"] == "step"] == [("step", 0), ("step", 1)]
+    assert {row["busy"]: row["time_s"] for row in table if row["part"] == "step"} == pytest.approx({0: 15e-6, 1: 115e-6})
+
+
+# --- raw files ---
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("", "its first line must say the machine"),
+        ('{"kind": "ceilings"}\n', "its first line must say the machine"),
+        ('{"kind": "point"}\n', r"line 1: it must be a raw row of `calibrate layers`: row\.batch is missing"),
+        ('{"kind": "machine"}\nxx\n{"kind": "point"}\n', "line 2: it must be a raw row"),
+        ('{"kind": "machine"}\n[]\n{"kind": "point"}\n', "line 2: it must be a raw row"),
+    ],
+)
+def test_damaged_raw_rows_are_refused(written: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(written)
+    with pytest.raises(ParameterError, match=said):
+        timing_grid.read(path)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from calibrate.commands import decode_command, decode_report, log_command
+from calibrate.commands import decode_command, log_command
 from calibrate.commands.calibrate_app import app
-from calibrate.decode import real_decoding
+from calibrate.decode import decode_report, real_decoding
 from calibrate.decoders import adapter
 from calibrate.family import exit_heads, model_directory
 from calibrate.interpreters.in_one_process import Luck, Sampling
@@ -593,11 +594,11 @@ def at_hand(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Tiny models in the place of those that are loaded; how these were asked for."""
     asked_: list[Any] = []
     found = {
-        role: load_models.Model(f"a {role}", decoder, Spelling(), f"sum of {role}")
+        role: load_models.LoadedModel(f"a {role}", decoder, Spelling(), f"sum of {role}")
         for role, decoder in real_models.decoders("llama", "draft").items()
     }
 
-    def models_(named: dict[str, str], *how: str) -> dict[str, load_models.Model]:
+    def models_(named: dict[str, str], *how: str) -> dict[str, load_models.LoadedModel]:
         asked_.append((named, *how))
         return {role: found[role] for role in named}
 
@@ -706,7 +707,7 @@ def test_parameters_are_read_as_they_are_given_once_each() -> None:
 
 def test_memory_that_a_device_lacks_is_said_and_other_errors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = {"target": real_models.decoders("llama")["target"]}
-    happens: list[RuntimeError] = [RuntimeError("CUDA out of memory. Tried to"), RuntimeError("a defect")]
+    happens: list[RuntimeError] = [torch.OutOfMemoryError("CUDA out of memory. Tried to"), RuntimeError("a defect")]
 
     def run(*_: Any) -> None:
         raise happens.pop(0)
@@ -738,13 +739,13 @@ class Units:
 
 def test_models_must_speak_of_the_same_tokens_and_an_encoder_reads_something() -> None:
     both = real_models.decoders("llama", "draft")
-    found = {role: load_models.Model(role, decoder, Spelling(), "") for role, decoder in both.items()}
+    found = {role: load_models.LoadedModel(role, decoder, Spelling(), "") for role, decoder in both.items()}
     found["draft"].decoder.vocabulary = 28
     said = "models must have one vocabulary, and target has 29 tokens and the draft draft 28; draft with a model of the same"
     with pytest.raises(ParameterError, match=said):
         load_models.check(found)
     own = real_models.model.__wrapped__("t5", DEPTHS["target"])  # nobody else's: it is changed
-    encoding = load_models.Model("both", adapter.decoder_of(own, "both"), Spelling(), "")
+    encoding = load_models.LoadedModel("both", adapter.decoder_of(own, "both"), Spelling(), "")
     assert load_models.begun(encoding, "abc") == ((0,), (0, 1, 2))
     with pytest.raises(ParameterError, match="prompt 7 is empty, and the encoder of model both has nothing to read; give a text"):
         load_models.begun(encoding, "", "prompt 7")

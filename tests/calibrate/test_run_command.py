@@ -111,17 +111,17 @@ def test_what_is_given_goes_into_the_plan(asked: list[Any], tmp_path: Path) -> N
     assert invoke("autoregressive", "--forced", "none", "-o", out, "-q").exit_code == 0
     own = options | {"file": "file.txt", "prompts": 2}
     (first, *where), (second, *_), (third, *_) = asked
-    assert first.run == run_plan.Settings(**own)
+    assert first.run == run_plan.RunSettings(**own)
     assert [(each.method, each.settings, each.rates, each.apart) for each in first.choices] == [
         ("ppd", {"exit_layer": 3, "candidates": count}, {"match_rate": 0.5}, "processes") for count in (1, 2)
     ]
     assert where[:2] == [out, "cpu"]
     assert (where[2]["gpus"], where[2]["resume"]) == (["cuda:0", "cuda:1"], True)
-    assert second.run == run_plan.Settings(**own, warm_ups=2)
-    assert second.choices == [run_plan.Choice("autoregressive", {})]
+    assert second.run == run_plan.RunSettings(**own, warm_ups=2)
+    assert second.choices == [run_plan.MethodSetting("autoregressive", {})]
     assert (asked[1][-1]["gpus"], asked[1][-1]["resume"]) == ([], False)
-    assert third.choices == [run_plan.Choice("autoregressive", {}, {})]
-    assert third.run == run_plan.Settings()
+    assert third.choices == [run_plan.MethodSetting("autoregressive", {}, {})]
+    assert third.run == run_plan.RunSettings()
     for name, value in (("set", "a=1"), ("sweep", "a=1,2"), ("forced", "none"), ("apart", "streams")):
         done = invoke("--plan", path, f"--{name}", value, "-o", out)
         assert (done.exit_code, done.stderr) == (2, f"error: --{name} is of one METHOD; a plan says it in [[method]]\n")
@@ -155,7 +155,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def plan(*methods: dict[str, Any], **run: Any) -> run_plan.Written:
+def plan(*methods: dict[str, Any], **run: Any) -> run_plan.WrittenPlan:
     return run_plan.of({"run": {"model": "llama-68m", "tokens": 6, "prompt_tokens": 4, "seed": 3, **run}, "method": [*methods]})
 
 
@@ -263,7 +263,7 @@ def test_streams_graphs_and_profiles_are_handed_on(
     monkeypatch.setattr(cuda_graphs, "cuda_of", lambda _: "cuda")
     monkeypatch.setattr(measure_runs, "by_graphs", lambda *given: built.append(given) or {"target": tiny})
     for profiled, room in ((None, (0, 1)), (Passes((1, 3), (0, 200), (1, 2)), (204, 2))):
-        now = run_plan.Written(plan(FORCED, mode="cuda-graph").run, plan(FORCED).choices, profiled)
+        now = run_plan.WrittenPlan(plan(FORCED, mode="cuda-graph").run, plan(FORCED).choices, profiled)
         with contextlib.suppress(ParameterError):  # the profile is refused
             run_command.measured(now, out, "cpu")
         wanted, given_models, tokens, *also = built.pop()

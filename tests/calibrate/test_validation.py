@@ -25,10 +25,10 @@ from calibrate.validation import validated_claims
 from calibrate.validation import validation_page as page
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
-from model.hardware import composed_layers, profile
+from model.hardware import composed_layers, profile, profile_files
 from model.hardware.cost_models import step_time
 from model.hardware.profile import Profile
-from model.hardware.profile_costs import PEAKS, Measured
+from model.hardware.profile_costs import PEAKS, ProfileCosts
 from model.hardware.roofline import Efficiency
 
 DATA = Path(os.environ.get("DECODESIM_DATA", Path(__file__).parents[3] / "shared" / "data"))
@@ -48,23 +48,23 @@ LAW = Efficiency(memory=0.7, compute=0.6, elementwise=0.5, cache=0.9, launch=7e-
 
 @pytest.fixture(scope="module")
 def operations() -> dict[str, Profile]:
-    return {gpu: profile.load(f"{gpu}-operations") for gpu in OPERATIONS}
+    return {gpu: profile_files.load(f"{gpu}-operations") for gpu in OPERATIONS}
 
 
 @pytest.fixture(scope="module")
-def layers() -> tuple[fits.Layers, ...]:
+def layers() -> tuple[fits.MeasuredLayers, ...]:
     """Vidur's layers: three models from the profiles that come along, phi-2 from the table that is kept."""
     small = pl.read_csv(KEPT / "phi_2.csv")
-    found = [fits.layers_of(profile.load(f"{gpu}-{model}")) for gpu in fits.GPUS for model in bundled_profiles.VIDUR]
+    found = [fits.layers_of(profile_files.load(f"{gpu}-{model}")) for gpu in fits.GPUS for model in bundled_profiles.VIDUR]
     for gpu in fits.GPUS:
         rows = small.filter(pl.col("gpu") == gpu)
-        found.append(fits.Layers(gpu, "phi-2", rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy()))
-    return (*found, fits.layers_of(profile.load("rtx-4090-llama-3.1-8b")))
+        found.append(fits.MeasuredLayers(gpu, "phi-2", rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy()))
+    return (*found, fits.layers_of(profile_files.load("rtx-4090-llama-3.1-8b")))
 
 
-def kept_run() -> engine_run.Run:
+def kept_run() -> engine_run.EngineRun:
     table = pl.read_csv(KEPT / "engine_run.csv")
-    return engine_run.Run(**{name: table[name].to_numpy().astype(np.float64) for name in table.columns})
+    return engine_run.EngineRun(**{name: table[name].to_numpy().astype(np.float64) for name in table.columns})
 
 
 @pytest.mark.parametrize(("gpu", "bound"), OPERATIONS.items())
@@ -95,7 +95,7 @@ def test_attention_left_out_is_found_again(operations: dict[str, Profile], gpu: 
 
 
 def composed(operations: dict[str, Profile]) -> validated_claims.Claim:
-    return validated_claims.composed(operations, [profile.load(name) for name in WHOLE])
+    return validated_claims.composed(operations, [profile_files.load(name) for name in WHOLE])
 
 
 def test_a_composed_layer_is_what_was_measured(operations: dict[str, Profile]) -> None:
@@ -121,7 +121,7 @@ def test_a_composed_layer_without_what_lies_between_its_products_is_not(
 
 
 def test_a_step_of_an_engine_is_what_the_profile_says() -> None:
-    claim = validated_claims.step(kept_run(), profile.load("rtx-4090-llama-3.1-8b"))
+    claim = validated_claims.step(kept_run(), profile_files.load("rtx-4090-llama-3.1-8b"))
     every, none_back = claim.case("all seconds without prompts"), claim.case("of these: none came back")
     assert every.errors.size > 100
     assert every.median <= 0.05
@@ -132,7 +132,7 @@ def test_a_step_of_an_engine_is_what_the_profile_says() -> None:
 
 @pytest.mark.parametrize("part", ["attention", "dense"])
 def test_a_profile_that_lacks_a_part_of_a_step_misses_the_bound(part: str) -> None:
-    made = profile.load("rtx-4090-llama-3.1-8b")
+    made = profile_files.load("rtx-4090-llama-3.1-8b")
     scaled = pl.when(pl.col("part") == part).then(0.5).otherwise(1.0)
     less = replace(made, table=made.table.with_columns(pl.col(name) * scaled for name in profile.TIMES))
     assert validated_claims.step(kept_run(), less).case("of these: none came back").median > 0.05
@@ -141,7 +141,7 @@ def test_a_profile_that_lacks_a_part_of_a_step_misses_the_bound(part: str) -> No
 def test_seconds_in_which_nothing_is_read_again_tell_apart_what_the_log_does_not() -> None:
     """Of the seconds that take a tenth longer than predicted nearly all are such; lying beside a prompt tells nothing."""
     run = kept_run()
-    errors = run.errors(Measured(profile.load("rtx-4090-llama-3.1-8b")))
+    errors = run.errors(ProfileCosts(profile_files.load("rtx-4090-llama-3.1-8b")))
     late = run.decoding & (np.nan_to_num(errors) < -0.1)
     assert (late & run.reading_again).sum() >= 0.85 * late.sum()
     assert run.reading_again[run.decoding].mean() < 0.3
@@ -151,7 +151,7 @@ def test_seconds_in_which_nothing_is_read_again_tell_apart_what_the_log_does_not
     assert abs(near - far) < 0.01
 
 
-def test_a_model_that_the_fit_has_not_seen_is_within_12_percent(layers: tuple[fits.Layers, ...]) -> None:
+def test_a_model_that_the_fit_has_not_seen_is_within_12_percent(layers: tuple[fits.MeasuredLayers, ...]) -> None:
     found = fits.unseen_models(layers)
     assert len(found) == 12
     pooled = fits.pooled(found)
@@ -164,7 +164,7 @@ def test_a_model_that_the_fit_has_not_seen_is_within_12_percent(layers: tuple[fi
     assert all((preset(model).norms, preset(model).gated) == (2, True) for model in bundled_profiles.VIDUR)
 
 
-def test_a_gpu_that_the_fit_has_not_seen_is_within_what_a_roofline_states(layers: tuple[fits.Layers, ...]) -> None:
+def test_a_gpu_that_the_fit_has_not_seen_is_within_what_a_roofline_states(layers: tuple[fits.MeasuredLayers, ...]) -> None:
     found, usual = fits.unseen_gpus(layers), Efficiency()
     assert {each.gpu for each in found} == {"a100", "a40", "h100", "rtx-4090"}
     few, many = fits.pooled(found, fits.FEW), fits.pooled(found, least=fits.MANY + 1)
@@ -175,7 +175,7 @@ def test_a_gpu_that_the_fit_has_not_seen_is_within_what_a_roofline_states(layers
     assert sorted(many.values())[-2] < 0.12
 
 
-def test_one_measured_layer_of_a_gpu_brings_its_error_down(layers: tuple[fits.Layers, ...]) -> None:
+def test_one_measured_layer_of_a_gpu_brings_its_error_down(layers: tuple[fits.MeasuredLayers, ...]) -> None:
     """Each GPU left out of the fit, and a layer of another model on it given: to a third at least where it was far off."""
     unseen, one = (fits.pooled(found, fits.FEW) for found in (fits.unseen_gpus(layers), fits.one_measured(layers, [1])))
     assert max(one.values()) <= fits.ADAPTED["error"]
@@ -255,14 +255,14 @@ def test_what_no_gpu_takes_is_refused(arguments: list[str], said: str, monkeypat
     assert said in line
 
 
-def test_peaks_alone_foretell_no_layer(layers: tuple[fits.Layers, ...]) -> None:
+def test_peaks_alone_foretell_no_layer(layers: tuple[fits.MeasuredLayers, ...]) -> None:
     """The checks can fail: without efficiencies the bounds are missed, but for the RTX 4090, which nearly reaches its bandwidth."""
-    bare = [fits.LeftOut(one.gpu, one.model, one.tokens, one.errors(PEAKS)) for one in layers if one.gpu != "rtx-4090"]
+    bare = [fits.UnseenModelErrors(one.gpu, one.model, one.tokens, one.errors(PEAKS)) for one in layers if one.gpu != "rtx-4090"]
     assert min(fits.pooled(bare).values()) > 0.25
     assert min(fits.pooled(bare, 64).values()) > 0.25
 
 
-def test_the_efficiencies_that_come_along_are_this_fit(layers: tuple[fits.Layers, ...]) -> None:
+def test_the_efficiencies_that_come_along_are_this_fit(layers: tuple[fits.MeasuredLayers, ...]) -> None:
     found, usual = fits.fit_layers(layers), Efficiency()
     for name in fits.OF_LAYERS:
         assert getattr(usual, name) == pytest.approx(getattr(found, name), rel=0.02), name
@@ -325,13 +325,13 @@ def test_one_cost_explains_the_measured_times_of_the_theorem() -> None:
 # --- fits of what is known ---
 
 
-def made_up(gpu: str, model: str, law: Efficiency = LAW, factor: float = 1.0) -> fits.Layers:
+def made_up(gpu: str, model: str, law: Efficiency = LAW, factor: float = 1.0) -> fits.MeasuredLayers:
     tokens = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], dtype=np.float64)
     line = replace(fits.on(gpu, preset(model)), efficiency=law)
-    return fits.Layers(gpu, model, tokens, factor * line.products(tokens))
+    return fits.MeasuredLayers(gpu, model, tokens, factor * line.products(tokens))
 
 
-def attention_made_up(operations: Profile, law: Efficiency) -> fits.Attention:
+def attention_made_up(operations: Profile, law: Efficiency) -> fits.MeasuredAttention:
     """A table of attention whose times obey a law."""
     one = fits.attention_of(operations)
     groups = tuple(
@@ -365,15 +365,15 @@ def test_an_efficiency_is_held_within_what_a_gpu_may_plausibly_reach(name: str) 
 
 
 def test_three_widths_are_enough_for_a_fit() -> None:
-    assert fits.Layers("a100", "phi-2", np.array([1.0, 2.0, 4.0]), np.ones(3)).weights == pytest.approx([np.log(2)] * 3)
+    assert fits.MeasuredLayers("a100", "phi-2", np.array([1.0, 2.0, 4.0]), np.ones(3)).weights == pytest.approx([np.log(2)] * 3)
     with pytest.raises(ParameterError, match="layers of phi-2 on a100 must be at least 3 with a time each, got 3 tokens and 2"):
-        fits.Layers("a100", "phi-2", np.array([1.0, 2.0, 4.0]), np.ones(2))
+        fits.MeasuredLayers("a100", "phi-2", np.array([1.0, 2.0, 4.0]), np.ones(2))
 
 
 def test_errors_are_pooled_between_bounds_that_count_too() -> None:
-    left = [fits.LeftOut("a", "x", np.array([1.0, 64, 65]), np.array([0.1, -0.3, 0.9])),
-            fits.LeftOut("a", "y", np.array([64.0]), np.array([0.2])),
-            fits.LeftOut("b", "x", np.array([65.0]), np.array([-0.4]))]  # fmt: skip
+    left = [fits.UnseenModelErrors("a", "x", np.array([1.0, 64, 65]), np.array([0.1, -0.3, 0.9])),
+            fits.UnseenModelErrors("a", "y", np.array([64.0]), np.array([0.2])),
+            fits.UnseenModelErrors("b", "x", np.array([65.0]), np.array([-0.4]))]  # fmt: skip
     assert fits.pooled(left) == {"a": pytest.approx(0.25), "b": pytest.approx(0.4)}
     assert fits.pooled(left[:2], 64) == {"a": pytest.approx(0.2)}
     assert fits.pooled(left, least=65) == {"a": pytest.approx(0.9), "b": pytest.approx(0.4)}
@@ -584,10 +584,10 @@ def test_requests_that_say_no_lengths_need_the_room_of_the_cache(tmp_path: Path)
 def test_seconds_are_asked_for_with_ten_texts_and_no_prompt() -> None:
     running, written = np.array([9.0, 10, 10, 10, 30]), np.array([90.0, 100, 0, 100, 300])
     prompts, returned = np.array([0.0, 0, 0, 1, 0]), np.array([0.0, 1, 0, -1, 0])
-    run = engine_run.Run(prompts, written, running, np.zeros(5), np.full(5, 512.0), returned)
+    run = engine_run.EngineRun(prompts, written, running, np.zeros(5), np.full(5, 512.0), returned)
     assert run.decoding.tolist() == [False, True, False, False, True]
     assert run.reading_again.tolist() == [False, True, False, False, False]
-    hardware = Measured(profile.load("rtx-4090-llama-3.1-8b"))
+    hardware = ProfileCosts(profile_files.load("rtx-4090-llama-3.1-8b"))
     errors = run.errors(hardware)
     assert np.isnan(errors[2])
     # Ten texts that write a hundred tokens a second take steps of a tenth of a second.
@@ -595,9 +595,9 @@ def test_seconds_are_asked_for_with_ten_texts_and_no_prompt() -> None:
         took = running[at] / written[at]
         assert errors[at] == pytest.approx(float(step_time(hardware, 512.0, running[at]).seconds) / took - 1)
     with pytest.raises(ParameterError, match="columns of a run must have one value for each second, got "):
-        engine_run.Run(prompts, written, running, np.zeros(4), np.full(5, 512.0), returned)
+        engine_run.EngineRun(prompts, written, running, np.zeros(4), np.full(5, 512.0), returned)
     with pytest.raises(ParameterError, match="waiting"):
-        engine_run.Run(prompts, written, running, np.array([0.0, 0, -1, 0, 0]), np.full(5, 512.0), returned)
+        engine_run.EngineRun(prompts, written, running, np.array([0.0, 0, -1, 0, 0]), np.full(5, 512.0), returned)
 
 
 def test_the_clock_of_the_log_is_found_within_three_seconds_of_the_first_request(tmp_path: Path) -> None:
@@ -626,7 +626,7 @@ def test_time_stamps_say_what_the_cache_says(tmp_path: Path) -> None:
     known, stamped = engine_run.read(DATA / validated_claims.RUN), engine_run.read(tmp_path)
     seconds = known.decoding & ~known.reading_again
     assert np.median(np.abs(stamped.context[seconds] / known.context[seconds] - 1)) < 0.03
-    hardware = Measured(profile.load("rtx-4090-llama-3.1-8b"))
+    hardware = ProfileCosts(profile_files.load("rtx-4090-llama-3.1-8b"))
     errors = [np.median(np.abs(run.errors(hardware)[seconds])) for run in (known, stamped)]
     assert errors[1] < errors[0] + 0.01
 
@@ -644,11 +644,11 @@ def test_a_run_that_is_not_whole_is_refused(tmp_path: Path, name: str) -> None:
     [
         (lambda: fits.fit_layers([]), "layers must be of at least one model"),
         (lambda: fits.fit_attention([]), "attention must be of at least one table"),
-        (lambda: fits.Layers("a100", "phi-2", np.ones(2), np.ones(2)), "at least 3 with a time each, got 2 tokens"),
-        (lambda: validated_claims.Case("none", np.empty(0)), "at least one finite number, got 0"),
-        (lambda: validated_claims.Case("odd", np.array([np.nan])), "at least one finite number"),
+        (lambda: fits.MeasuredLayers("a100", "phi-2", np.ones(2), np.ones(2)), "at least 3 with a time each, got 2 tokens"),
+        (lambda: validated_claims.PredictionErrors("none", np.empty(0)), "at least one finite number, got 0"),
+        (lambda: validated_claims.PredictionErrors("odd", np.array([np.nan])), "at least one finite number"),
         (lambda: validated_claims.theorem().case("other"), "has no case 'other'"),
-        (lambda: engine_run.Run(*[np.ones(2)] * 5, np.ones(3)), "one value for each second"),
+        (lambda: engine_run.EngineRun(*[np.ones(2)] * 5, np.ones(3)), "one value for each second"),
     ],
 )
 def test_what_cannot_be_fitted_or_judged_says_why(wrong: Callable[[], Any], words: str) -> None:
@@ -659,13 +659,13 @@ def test_what_cannot_be_fitted_or_judged_says_why(wrong: Callable[[], Any], word
 # --- the page ---
 
 
-def claim(*cases: validated_claims.Case) -> validated_claims.Claim:
+def claim(*cases: validated_claims.PredictionErrors) -> validated_claims.Claim:
     return validated_claims.Claim("Something", "What was done.", "Where it fails.", cases, "measured: by hand")
 
 
-GOOD = validated_claims.Case("good", np.array([0.01, -0.02, 0.03]), "m 3", 0.025)
+GOOD = validated_claims.PredictionErrors("good", np.array([0.01, -0.02, 0.03]), "m 3", 0.025)
 def test_a_table_is_dense_with_every_m_from_1_to_17() -> None:
-    made = profile.load("h100-operations")
+    made = profile_files.load("h100-operations")
     assert validated_claims.is_dense(made)
     for m in range(1, 19):
         less = replace(made, table=made.table.filter((pl.col("part") != "gemm") | (pl.col("m") != m)))
@@ -675,7 +675,7 @@ def test_a_table_is_dense_with_every_m_from_1_to_17() -> None:
 def test_a_case_is_kept_up_to_what_was_asked() -> None:
     """Of ten errors: the median is between the fifth and the sixth, and nine of ten are no larger than the ninth and a tenth."""
     errors = np.array([-0.1, 0.2, -0.3, 0.4, -0.5, 0.6, -0.7, 0.8, -0.9, 1.0])
-    case = validated_claims.Case("ten", errors, "m 3", 0.55, 0.91)
+    case = validated_claims.PredictionErrors("ten", errors, "m 3", 0.55, 0.91)
     assert (case.median, case.ninety, case.largest) == pytest.approx((0.55, 0.91, 1.0))
     at = {"asked": case.median, "asked_90": case.ninety}
     assert replace(case, **at).kept
@@ -692,7 +692,7 @@ def test_a_case_is_kept_up_to_what_was_asked() -> None:
     assert validated_claims._missed([]) == "All that was asked for holds."
 
 
-POOR = validated_claims.Case("poor", np.array([-0.2, 0.4, 0.3]), "m 7", 0.25, 0.17)
+POOR = validated_claims.PredictionErrors("poor", np.array([-0.2, 0.4, 0.3]), "m 7", 0.25, 0.17)
 
 
 def test_the_page_says_first_what_is_bad() -> None:
@@ -815,7 +815,7 @@ def test_layers_steps_and_rooflines_are_within_their_bounds(claims: tuple[valida
 
 
 @needs_data
-def test_every_efficiency_that_comes_along_is_the_fit(layers: tuple[fits.Layers, ...]) -> None:
+def test_every_efficiency_that_comes_along_is_the_fit(layers: tuple[fits.MeasuredLayers, ...]) -> None:
     found, usual = fits.fit(fits.layers(DATA), fits.attention(DATA)), Efficiency()
     for name in (*fits.OF_LAYERS, *fits.OF_ATTENTION):
         assert getattr(usual, name) == pytest.approx(getattr(found, name), rel=0.02), name

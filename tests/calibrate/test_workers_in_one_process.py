@@ -5,13 +5,8 @@ Nothing is left to a clock: a worker makes its pass when the main process waits 
 
 from __future__ import annotations
 
-import itertools
-import multiprocessing
 import os
-import pickle
-import threading
 from collections import deque
-from multiprocessing import forkserver
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,23 +14,30 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.interpreters.in_one_process import Luck, Real, Sampling, Times
-from calibrate.loading.replicas import Replica
-from calibrate.timing import busy_neighbours, single_pass
-from calibrate.timing.busy_neighbours import Companions, Spec
+from calibrate.interpreters.in_one_process import Luck, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.workers import over_processes, worker_loop
-from calibrate.workers import worker_pool as pool_of
-from calibrate.workers.over_processes import GONE, Parallel, _Process
-from calibrate.workers.worker_loop import DONE, LENGTH, MADE, SLOTS, STATUS, STOPPED, Board, Command, Memory, Orders, Piece, Unit
+from calibrate.workers.over_processes import GONE, Parallel, _UnitProcess
+from calibrate.workers.worker_loop import (
+    DONE,
+    MADE,
+    SLOTS,
+    STATUS,
+    STOPPED,
+    Board,
+    Command,
+    MissingRows,
+    SharedState,
+    Unit,
+)
 from calibrate.workers.worker_pool import Flight, Post, ProcessError
 from model.base.checks import ParameterError
 from model.methods.ppd import algorithm as ppd
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
 from tests.support import real_models
-from tests.support.workers import PATIENCE, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
 LAYERS = real_models.DEPTHS["target"]
 
 
@@ -45,7 +47,7 @@ class AtOnce:
     def __init__(self, count: int, capacity: int = 16) -> None:
         self.decoder = real_models.decoders("llama")["target"]
         self.units, self.capacity, self.patience = count, capacity, 60.0
-        self.board, self.memory = Board(count), Memory.of(self.decoder, count, capacity)
+        self.board, self.memory = Board(count), SharedState.of(self.decoder, count, capacity)
         self.workers = [Unit(number, self.decoder, self.memory) for number in range(count)]
         self.unit = self.workers[0]
         self.tags, self.since = np.zeros_like(self.memory.tags), np.zeros_like(self.memory.tags)
@@ -134,9 +136,9 @@ def test_each_stretch_of_time_says_whose_it_was(three: Any) -> None:
     # Of a worker that lacks rows: from where they lie, and which passes of whom they are of.
     (unit, first), (_, second), (_, third) = three.told
     assert (unit, first.tokens, first.at, first.first, first.last, first.heads, first.followed) == (1, (5,), 2, 0, 5, 1, False)
-    assert first.pieces == (Piece(0, 0, 5, 0, 2),)
+    assert first.pieces == (MissingRows(0, 0, 5, 0, 2),)
     assert second.pieces == first.pieces
-    assert third.pieces == (Piece(0, 0, 5, 2, 3),)  # the one that was taken over, not its own
+    assert third.pieces == (MissingRows(0, 0, 5, 2, 3),)  # the one that was taken over, not its own
     assert run.work.account.adoptions == 1
     assert run.work.account.adopted_rows == LAYERS
     assert run.work.forks == 3
@@ -156,7 +158,7 @@ def test_rows_that_are_still_being_made_are_waited_for_layer_by_layer(three: Any
     run = Parallel(three)
     run.run(steps(), 1)
     [(_, command)] = three.told
-    assert command.pieces == (Piece(0, 0, 3, 0, 3, (2, 2, 2)),)
+    assert command.pieces == (MissingRows(0, 0, 3, 0, 3, (2, 2, 2)),)
     assert command.serial == 3
     assert command.believed == worker_loop.believed_of(np.array([[1, 1, 2]] * 3).tobytes())
 
@@ -164,17 +166,18 @@ def test_rows_that_are_still_being_made_are_waited_for_layer_by_layer(three: Any
 def test_rows_are_taken_from_wherever_they_lie(three: Any) -> None:
     """From the starter where that has them all; or each from whoever has it, the starter first."""
     run = Parallel(three)
-    main = _Process(iter(()), None, 0)  # type: ignore[arg-type]
-    sub = _Process(whole(4), main, 2)
+    main = _UnitProcess(iter(()), None, 0)  # type: ignore[arg-type]
+    sub = _UnitProcess(whole(4), main, 2)
     three.tags[:] = 0
     three.tags[0, :2, 1:4] = three.tags[1, :2, 1:4] = want = np.array([[4, 5, 6], [4, 5, 6]])
     asked = (sub, 2, (0, 2), (1, 4), want)
-    assert run._pieces(*asked) == (Piece(0, 0, 2, 1, 4),)
+    assert run._pieces(*asked) == (MissingRows(0, 0, 2, 1, 4),)
     three.tags[0, 1, 2] = 9  # nobody else lacks it
-    assert run._pieces(*asked) == (Piece(1, 0, 2, 1, 4),)
+    assert run._pieces(*asked) == (MissingRows(1, 0, 2, 1, 4),)
     three.tags[1, 0, 1], three.tags[2, 0, 3] = 9, 6
     assert run._pieces(*asked) == (
-        Piece(0, 0, 1, 1, 2), Piece(0, 0, 1, 2, 3), Piece(0, 1, 2, 1, 2), Piece(1, 1, 2, 2, 3), Piece(0, 1, 2, 3, 4),
+        MissingRows(0, 0, 1, 1, 2), MissingRows(0, 0, 1, 2, 3), MissingRows(0, 1, 2, 1, 2), MissingRows(1, 1, 2, 2, 3),
+        MissingRows(0, 1, 2, 3, 4),
     )  # fmt: skip
     three.tags[1, 1, 2] = 9
     with pytest.raises(CacheError, match="rows of layer 1 at position 2, which unit 2 lacks, are nowhere any more"):
@@ -348,7 +351,7 @@ def test_a_sub_process_writes_once_all_that_it_came_of_is_over(three: Any) -> No
 
 
 def test_what_a_run_is_given_is_that_of_one_process(three: Any) -> None:
-    sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), Times()
+    sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), RunTimes()
     run = Parallel(three, sampling=sampling, luck=luck, log=log, times=times, record=True)
     assert (run.sampling, run.luck, run.log, run.times, run.answers) == (sampling, luck, log, times, None)
     run.run(forked(whole(2, (5,))), 1)
@@ -714,8 +717,8 @@ def test_rows_are_kept_for_who_has_yet_to_copy_them(
     three: Any, low: int, high: int, stop: int, source: int, refused: bool
 ) -> None:
     """A pass over position 1 and what follows, through layers 1 and 2: what is before it or in other layers is not replaced."""
-    run, task = Parallel(three), _Process(whole(2), None, 2)
-    command = Command(1, (5,), 2, low, high, 0, None, (Piece(source, low, high, 0, stop),), 0)
+    run, task = Parallel(three), _UnitProcess(whole(2), None, 2)
+    command = Command(1, (5,), 2, low, high, 0, None, (MissingRows(source, low, high, 0, stop),), 0)
     flight = Flight(task, whole(2), command, 0, 0.0)
     three.posts[2].flights.append(flight)
     step = Forward("target", (7,), 1, 1, 3)
@@ -775,607 +778,13 @@ def test_who_follows_takes_each_layer_as_soon_as_it_is_there(three: Any, monkeyp
         if len(looks) == 4:
             one.make(Command(7, (3, 4), 0, 0, LAYERS, 0, None, (), worker_loop.believed_of(b"")))
 
-    other.make(Command(8, (9,), 2, 0, LAYERS, 0, None, (Piece(0, 0, LAYERS, 0, 2, (7,) * LAYERS),), seen), None, meanwhile)
+    other.make(Command(8, (9,), 2, 0, LAYERS, 0, None, (MissingRows(0, 0, LAYERS, 0, 2, (7,) * LAYERS),), seen), None, meanwhile)
     assert three.memory.rows[0][..., :2, :].equal(three.memory.rows[1][..., :2, :])
     assert (other.tags[:, :3] == [7, 7, 8]).all()
-    later = Command(9, (9,), 2, 0, LAYERS, 0, None, (Piece(0, 0, LAYERS, 0, 2, (99,) * LAYERS),), seen)
+    later = Command(9, (9,), 2, 0, LAYERS, 0, None, (MissingRows(0, 0, LAYERS, 0, 2, (99,) * LAYERS),), seen)
     asked = iter([False] * 3)
     with pytest.raises(gpu_ordering.GaveUp):
         other.make(later, lambda: next(asked, True))
     monkeypatch.setattr(os, "getppid", lambda: -1)  # nobody is left to write them
     with pytest.raises(gpu_ordering.GaveUp):
         other.make(later)
-
-
-def test_weights_begin_at_multiples_of_64_bytes_heads_included() -> None:
-    decoder = tiny("llama").load()
-    decoder.heads[2] = torch.arange(29 * 16, dtype=torch.float64).view(29, 16)
-    decoder.heads[3] = torch.ones(29 * 8, 16, dtype=torch.float64)
-    before = [where.data.clone() if name == "data" else where[name].clone() for where, name in worker_loop.weights_of(decoder)]
-    flat = worker_loop.share_weights(decoder)
-    now = [where.data if name == "data" else where[name] for where, name in worker_loop.weights_of(decoder)]
-    start = flat.data_ptr()
-    assert all(one.equal(other) for one, other in zip(before, now, strict=True))
-    assert all((each.data_ptr() - start) % 64 == 0 for each in now)
-    ends = list(itertools.accumulate(-(-each.numel() * 8 // 64) * 64 for each in now))
-    assert [each.data_ptr() - start for each in now] == [0, *ends[:-1]]
-    assert (len(flat), flat.dtype) == (ends[-1], torch.uint8)
-    assert worker_loop.fingerprint(decoder)[:2] == (LAYERS, 29)
-    assert worker_loop.fingerprint(decoder)[3] == [(2, [0.0, 29.0 * 16 - 1]), (3, [1.0, 1.0])]
-    assert len(worker_loop.fingerprint(decoder)[2]) == len(now) - 2
-    rows: Any = decoder.rows()
-    decoder.run((0,), 0, 0, LAYERS, rows)
-    rows.layers[0].keys = rows.layers[0].keys[..., :2]
-    decoder.rows, decoder.run = lambda: rows, lambda *_: None  # type: ignore[method-assign,assignment]
-    with pytest.raises(CacheError, match="layers hold keys and values of unequal shapes, which cannot lie in one buffer"):
-        worker_loop.shape_of_rows(decoder)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_rows_of_every_kind_are_copied_as_they_are(dtype: torch.dtype) -> None:
-    """In whole numbers of their size; sizes are those of the model, for as many units and positions."""
-    shape = (2, 2, 1, 3, 8, 4)
-    rows = [torch.randn(shape).to(dtype), torch.zeros(shape, dtype=dtype)]
-    counts = [torch.zeros(2, 2, 8, dtype=torch.int64), *(torch.zeros(2, 2, dtype=torch.int64) for _ in range(2))]
-    memory = Memory(rows, [torch.zeros(1), torch.zeros(1), *counts])
-    assert memory.capacity == 8
-    memory.copy(1, 0, slice(1, 2), slice(2, 4), slice(5, 7))
-    assert rows[1][1, ..., 2:4, :].equal(rows[0][1, ..., 5:7, :])
-    assert rows[1].count_nonzero() == rows[1][1, ..., 2:4, :].count_nonzero() > 0
-    decoder = real_models.decoders("llama", dtype="float32")["target"]
-    found = Memory.of(decoder, 3, 10)
-    assert [tuple(each.shape) for each in found.rows] == [(LAYERS, 2, 1, 2, 10, 4)] * 3
-    assert [tuple(each.shape) for each in found.tensors[1]] == [(3, 10, 16), (3, 29), (3, LAYERS, 10), (3, LAYERS), (3, LAYERS)]
-    assert {each.dtype for each in (*found.rows, *found.tensors[1][:2])} == {torch.float32}
-    assert all(each.is_shared() for each in (*found.rows, *found.tensors[1]))
-
-
-class Left(BaseException):
-    """In the place of the end of a process."""
-
-
-@pytest.mark.parametrize(("happens", "code", "said"), [
-    (None, 0, None), (EOFError(), 1, None), (BrokenPipeError(), 1, None), (ConnectionResetError(), 1, None),
-    (ValueError("too\nmany"), 1, ("failed", "ValueError: too")), (KeyError(), 1, ("failed", "KeyError: ")),
-])  # fmt: skip
-def test_a_worker_says_why_it_ends(happens: BaseException | None, code: int, said: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[Any] = []
-
-    class Worker:
-        def __init__(self, *given: Any) -> None:
-            done.append(given)
-
-        def serve(self) -> None:
-            assert torch.is_inference_mode_enabled()
-            if happens is not None:
-                raise happens
-
-    def leave(code: int) -> None:
-        done.append(code)
-        raise Left
-
-    monkeypatch.setattr(worker_loop, "_Worker", Worker)
-    monkeypatch.setattr(worker_loop.signal, "signal", lambda *what: done.append(what))
-    monkeypatch.setattr(worker_loop.gc, "freeze", lambda: done.append("frozen"))
-    monkeypatch.setattr(worker_loop, "_end_with_parent", lambda: done.append("ends"))
-    monkeypatch.setattr(worker_loop.os, "_exit", leave)
-    end: Any = SimpleNamespace(send=done.append)
-    orders = Orders(1, 2, None, 0.0)
-    with pytest.raises(Left):
-        worker_loop.work(end, orders)
-    expected = [(worker_loop.signal.SIGINT, worker_loop.signal.SIG_IGN), "frozen", "ends", (end, orders)]
-    assert done == [*expected, *([] if said is None else [said]), code]
-
-
-def test_a_worker_ends_with_the_server_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system ends it by SIGKILL when the server ends, which it does not keep alive itself."""
-    import ctypes
-
-    closed, asked = list[int](), list[Any]()
-    monkeypatch.setattr(worker_loop.os, "close", closed.append)
-    monkeypatch.setattr(forkserver, "_forkserver", server := SimpleNamespace(_forkserver_alive_fd=77))
-    system = SimpleNamespace(prctl=lambda *what: asked.append(what))
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: system)
-    worker_loop._end_with_parent()
-    assert (closed, server._forkserver_alive_fd) == ([77], None)
-    worker_loop._end_with_parent()
-    assert closed == [77]
-    assert asked == [(1, 9, 0, 0, 0)] * 2
-
-class Pipe:
-    """The worker's end of a pipe: what it is told, one after another, and what it says."""
-
-    def __init__(self, *told: Any) -> None:
-        self.told = deque(each if isinstance(each, bytes) else pickle.dumps(each) for each in told)
-        self.said: list[Any] = []
-        self.send = self.send_bytes = self.said.append
-        self.naps: list[float] = []
-
-    def recv_bytes(self) -> bytes:
-        return self.told.popleft()
-
-    def poll(self, nap: float) -> bool:
-        self.naps.append(nap)
-        return bool(self.told)
-
-
-def working(monkeypatch: pytest.MonkeyPatch, kind: str = "llama", **orders: Any) -> tuple[Any, Any, Any, Memory]:
-    """A worker that has a board and a model, its pipe, the board and the memory of the main process."""
-    monkeypatch.setattr(Replica, "load", lambda self: real_models.decoders(self.model)["target"])
-    monkeypatch.setattr(worker_loop.gc, "freeze", lambda: None)
-    end: Any = Pipe()
-    worker = worker_loop._Worker(end, Orders(1, 2, None, 0.0, **orders))
-    assert end.said.pop() == ("up", os.getpid())
-    board, memory = Board(2), Memory.of(real_models.decoders(kind)["target"], 2, 16)
-    whole_ = pickle.loads
-
-    def found(said: bytes) -> Any:
-        what = whole_(said)
-        return HANDED[what] if isinstance(what, int) else what
-
-    monkeypatch.setattr(pickle, "loads", found)
-    source = (5, 6) if kind == "t5" else ()
-    HANDED.update({0: ("board", board.tensors, []), 1: ("load", Replica(kind), memory.tensors, source, None)})
-    end.told += [pickle.dumps(0), pickle.dumps(1)]
-    assert worker._hear()
-    assert end.said == []
-    assert worker._hear()
-    assert end.said.pop() == ("load", worker_loop.fingerprint(worker.unit.decoder))
-    return worker, end, board, memory
-
-
-HANDED: dict[int, Any] = {}
-"""What goes through pipes of this process, as it is."""
-
-
-def told(board: Board, place: int, count: int, command: Command, stopped: int = 0) -> None:
-    """What the main process does to have a pass made."""
-    said = pickle.dumps(command)
-    slot = board.slots[1][place]
-    board.boxes[1][place][: len(said)] = said
-    slot[STOPPED], slot[STATUS], slot[LENGTH] = stopped, 0, len(said)
-    board.words[1][worker_loop.POSTED] = count
-
-
-def test_a_worker_makes_the_passes_that_it_is_told_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker, end, board, memory = working(monkeypatch)
-    decoder = real_models.decoders("llama")["target"]
-    states = decoder.run((3, 4), 0, 0, LAYERS, decoder.rows())
-    now = iter(range(10, 100))
-    monkeypatch.setattr(worker_loop, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
-    believed = worker_loop.believed_of(b"")
-    with torch.inference_mode():
-        for heads, place in ((1, 0), (0, 1)):
-            told(board, place, place + 1, Command(7 + place, (3, 4), 0, 0, LAYERS, heads, None, (), believed))
-            worker._pass()
-            assert (board.slots[1][place][STATUS], board.words[1][DONE], worker.taken) == (MADE, place + 1, place + 1)
-        assert memory.states[1, :2].equal(states)
-        assert memory.logits[1].equal(decoder.logits(states[-1:], LAYERS)[0])
-        memory.logits[1] = 0
-        # Taken up, ready to begin once rows are there, and over.
-        assert [tuple(board.times[1][place])[:3] for place in (0, 1)] == [(10.0, 11.0, 12.0), (13.0, 14.0, 15.0)]
-        assert end.said == []
-        board.words[0][worker_loop.LISTENING] = 1
-        finished: list[Any] = []
-        monkeypatch.setattr(worker.unit, "finish", lambda *how: finished.append(how))
-        told(board, 2, 3, Command(9, (3, 4), 0, 0, LAYERS, 0, None, (), believed), stopped=1)
-        worker._pass()  # nobody wants it any more
-        assert (board.slots[1][2][STATUS], board.words[1][DONE], finished) == (worker_loop.GAVE_UP, 3, [])
-        assert end.said == [b"."]
-        # Stopped in the middle, or behind rows that were written over meanwhile: what was launched is done.
-        for happens in (gpu_ordering.GaveUp(), CacheError("rows are others")):
-
-            def making(command: Command, stopped: Any, meanwhile: Any, ready: Any, happens: Any = happens) -> None:
-                assert not stopped()
-                assert meanwhile is None
-                ready()
-                board.slots[1][worker.taken % SLOTS][STOPPED] = 1
-                assert stopped()
-                raise happens
-
-            monkeypatch.setattr(worker.unit, "make", making)
-            told(board, worker.taken % SLOTS, worker.taken + 1, Command(9, (3,), 0, 0, LAYERS, 0, None, (), believed))
-            worker._pass()
-            assert finished.pop() == ()
-            assert board.slots[1][(worker.taken - 1) % SLOTS][STATUS] == worker_loop.GAVE_UP
-        assert worker.taken == board.words[1][DONE] == 5
-
-        def defect(*_: Any) -> None:
-            raise CacheError("of ours")
-
-        monkeypatch.setattr(worker.unit, "make", defect)
-        told(board, 5 % SLOTS, 6, Command(9, (3,), 0, 0, LAYERS, 0, None, (), believed))
-        with pytest.raises(CacheError, match="of ours"):
-            worker._pass()
-
-
-def test_a_worker_sleeps_where_nothing_is_asked_of_it_and_ends_at_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker, end, board, _ = working(monkeypatch)
-    made: list[int] = []
-
-    def pass_() -> None:
-        made.append(worker.taken)
-        worker.taken += 1
-
-    monkeypatch.setattr(worker, "_pass", pass_)
-    board.words[1][worker_loop.POSTED] = 2
-    waited = end.poll
-
-    def poll(nap: float) -> bool:
-        assert board.words[1][worker_loop.ASLEEP] == 1
-        if len(end.naps) == 1:
-            end.told.append(b".")  # it is woken, as a pass was asked for
-            board.words[1][worker_loop.POSTED] = 3
-        if len(end.naps) == 2:
-            end.told.append(pickle.dumps(("end",)))
-        return bool(waited(nap))
-
-    end.poll = poll
-    worker.serve()
-    assert made == [0, 1, 2]
-    assert end.naps == [worker_loop.NAP] * 3
-    assert (board.words[1][worker_loop.ASLEEP], end.said) == (0, [])
-    fresh: Any = Pipe(("end",))
-    again = worker_loop._Worker(fresh, Orders(2, 3, None, 0.0))
-    again.serve()  # nobody has given it a board
-    assert fresh.said == [("up", os.getpid())]
-
-
-def test_a_worker_has_its_encoder_read_and_lies_on_its_core_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    flat, other = worker_loop.share_weights(tiny("llama").load()), tiny("llama", 1).load()
-    set_: list[Any] = []
-    monkeypatch.setattr(worker_loop.os, "sched_setaffinity", lambda *what: set_.append(what))
-    monkeypatch.setattr(gpu_ordering, "cuda", lambda: SimpleNamespace(set_device=set_.append))
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: set_.append(f"{count} thread"))
-    worker_loop._Worker(Pipe(), Orders(1, 2, 5, 0.0, "cuda:1"))  # type: ignore[arg-type]
-    assert set_ == ["1 thread", (0, {5}), "cuda:1"]
-    worker, end, _, _ = working(monkeypatch, "t5")
-    before = worker.unit.decoder.source
-    assert before.shape[1] == 2
-    end.told.append(pickle.dumps(("source", (7, 8, 9))))
-    rows = worker.unit.rows
-    assert worker._hear()
-    assert worker.unit.decoder.source.shape[1] == 3
-    assert worker.unit.rows is not rows  # of a new text
-    assert end.said.pop() == ("source", worker_loop.fingerprint(worker.unit.decoder))
-    HANDED[2] = ("load", Replica("t5"), (), (), flat)
-    monkeypatch.setattr(Replica, "load", lambda _: other)
-    end.told.append(pickle.dumps(2))
-    with pytest.raises(ValueError, match="the replica has other weights"):
-        worker._hear()
-    assert worker.unit is None
-
-
-# --- the pool ---
-
-
-class Ended:
-    """A worker that is there no more, and the end of its pipe; what it has said before may still be read."""
-
-    def __init__(self, code: int | None, *said: Any, alive: bool = False) -> None:
-        self.exitcode, self.name, self.alive = code, "unit 1", alive
-        self.said = deque(each if isinstance(each, bytes) else pickle.dumps(each) for each in said)
-        self.waited: list[float] = []
-
-    def poll(self, *_: Any) -> bool:
-        return bool(self.said)
-
-    def recv_bytes(self) -> bytes:
-        if self.said[0] == b"!":
-            raise EOFError
-        return self.said.popleft()
-
-    def is_alive(self) -> bool:
-        return self.alive
-
-    def join(self, seconds: float) -> None:
-        self.waited.append(seconds)
-
-    def send_bytes(self, _: bytes) -> None:
-        raise BrokenPipeError
-
-
-def post_of(worker: Ended) -> Post:
-    return Post(worker, worker)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("worker", "said"), [
-    (Ended(None), "the process of unit 1 ended, perhaps for want of memory; the run is over"),
-    (Ended(3), "the process of unit 1 ended with code 3, perhaps"), (Ended(0), "the process of unit 1 ended with code 0, perhaps"),
-    (Ended(-9), "the process of unit 1 was killed by SIGKILL, perhaps"), (Ended(-15), "was killed by SIGTERM"),
-    (Ended(1, b".", ("failed", "why")), "the process of unit 1 failed: why"),
-    (Ended(1, b"!"), "the process of unit 1 ended with code 1"), (Ended(1, b".", b"!"), "ended with code 1"),
-])  # fmt: skip
-def test_what_became_of_a_worker_is_told(worker: Ended, said: str) -> None:
-    pool = pool_of.Pool(["cpu"], [], 0.0, 1.0, True)
-    before = deque(worker.said)
-    for look in (lambda: pool.look([post_of(worker)]), lambda: pool._answer(post_of(worker), "load")):
-        worker.said = deque(before)
-        with pytest.raises(ProcessError, match=said):
-            look()
-    assert {*worker.waited} <= {1}
-
-
-def test_who_is_alive_is_believed_and_who_does_not_start_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = pool_of.Pool(["cpu"], [], 0.0, 1.0, True)
-    pool.look([post_of(Ended(None, b".", alive=True))])
-    assert pool._answer(post_of(Ended(None, b".", ("load", 5))), "load") == 5
-    with pytest.raises(AssertionError):
-        pool._answer(post_of(Ended(None, ("up", 5))), "load")
-    now = iter([0.0, *range(200, 400, 50)])
-    monkeypatch.setattr(pool_of.time, "monotonic", lambda: float(next(now)))
-    with pytest.raises(ProcessError, match="the process of unit 1 did not start within 300 s"):
-        pool._answer(post_of(Ended(None, alive=True)), "load")
-
-
-def test_commands_that_cannot_be_given_are_said() -> None:
-    pool = pool_of.Pool(["cpu"], [], 0.0, 1.0, True)
-    pool.board = Board(2)
-    worker = Ended(-9, alive=True)
-    pool.posts = {1: post_of(worker)}
-    pool.unit = SimpleNamespace(fence=threading.Lock())  # type: ignore[assignment]
-    with pytest.raises(CacheError, match="a pass of 40000 tokens is too wide for a worker process"):
-        pool.post(1, Command(1, tuple(range(40000)), 0, 0, 1, 0, None, (), 0))
-    assert pool.posts[1].count == 0
-    pool.board.words[1][worker_loop.ASLEEP] = 1
-    with pytest.raises(ProcessError, match="was killed by SIGKILL"):
-        pool.post(1, Command(1, (3,), 0, 0, 1, 0, None, (), 0))
-    with pool._guarded():
-        assert not pool.broken
-    with pytest.raises(KeyError), pool._guarded():
-        raise KeyError
-    assert pool.broken
-    worker.alive = False
-    for error in (BrokenPipeError, ConnectionResetError, EOFError):
-        with pytest.raises(ProcessError, match="was killed by SIGKILL"), pool._guarded():
-            raise error
-    worker.alive = True
-    with pytest.raises(ProcessError, match="a worker process is gone"), pool._guarded():
-        raise EOFError
-    assert Flight(None, whole(), Command(1, (3,), 0, 0, 1, 0, None, (), 0), 0, 0.0).stopped is False
-    assert (LENGTH, GONE) == (2, -1)
-
-
-def test_processes_come_of_a_server_with_one_thread_or_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What says how many threads there are is as it was afterwards, and not there where it was not."""
-    seen: list[Any] = []
-    context = SimpleNamespace(set_forkserver_preload=seen.append)
-    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: seen.append(kind) or context)
-    names = pool_of.THREADS
-    monkeypatch.setattr(forkserver, "ensure_running", lambda: seen.append([os.environ[name] for name in names]))
-    monkeypatch.setenv(names[0], "7")
-    for name in names[1:]:
-        monkeypatch.delenv(name, raising=False)
-    assert pool_of.context_of_workers() is context
-    assert seen == ["forkserver", [*pool_of.LIBRARIES], ["1"] * len(names)]
-    assert [os.environ.get(name) for name in names] == ["7"] + [None] * (len(names) - 1)
-    seen.clear()
-    monkeypatch.setattr(pool_of.sys, "platform", "darwin")
-    assert pool_of.context_of_workers() is context
-    assert seen == ["spawn"]
-
-def test_processes_are_started_pinned_and_ended_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This one is pinned once the others are started, and let go of however it ends; with a single thread meanwhile."""
-    done: list[Any] = []
-    threads = [4]
-
-    class Made:
-        def __init__(self, *how: Any) -> None:
-            done.append(("made", *how, threads[-1]))
-
-        def load(self, *what: Any) -> None:
-            done.append(("load", *what))
-            if what[1] == 13:
-                raise ParameterError("capacity")
-
-        def close(self) -> None:
-            done.append("closed")
-
-    monkeypatch.setattr(pool_of, "Pool", Made)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    affinity = {0: {5, 3, 9}}
-    monkeypatch.setattr(pool_of.os, "sched_getaffinity", affinity.__getitem__)
-    monkeypatch.setattr(pool_of.os, "sched_setaffinity", lambda *what: done.append(what))
-    monkeypatch.setattr(gpu_ordering, "check", lambda named: done.append(("there", named)))
-    replica = tiny("llama")
-    with pool_of.started(replica, 2, 12, source=(4,)):
-        done.append("within")
-    cores = [3, 5, 9]
-    made = ("made", ["cpu", "cpu"], cores, 0.005, 60.0, True, 1)
-    assert done == [made, ("load", replica, 12, (4,)), (0, {3}), "within", (0, cores), "closed"]
-    assert threads == [4, 1, 4]
-    done.clear()
-    on = Replica("family:target", "cuda:1")
-    with pool_of.started(on, 2, pin=False, spin=0.5, patience=2.0, share=False):
-        pass
-    two = ["cuda:1", "cuda:2"]
-    assert done == [("there", two), ("made", two, [], 0.5, 2.0, False, 1), ("load", on, None, ()), "closed"]
-    done.clear()
-    with pytest.raises(ParameterError, match="capacity"), pool_of.started(replica, 1, 13):
-        pass
-    assert done[2:] == [(0, cores), "closed"]
-    assert threads == [4, 1, 4, 1, 4, 1, 4]
-
-
-class Told:
-    """A worker that answers what it is asked, with this fingerprint."""
-
-    def __init__(self, given: tuple[Any, Orders], name: str, answers: list[Any]) -> None:
-        self.given, self.name, self.answers, self.pid, self.exitcode = given, name, answers, 1, 0
-        self.said: list[Any] = []
-
-    def send(self, what: Any) -> None:
-        self.said.append(what)
-
-    def poll(self, *_: Any) -> bool:
-        return bool(self.answers)
-
-    def recv_bytes(self) -> bytes:
-        return pickle.dumps(self.answers.pop(0))
-
-    def is_alive(self) -> bool:
-        return True
-
-    def start(self) -> None:
-        self.said.append("started")
-
-    def join(self, *_: Any) -> None:
-        self.is_alive = lambda: False  # type: ignore[method-assign]
-
-    close = start
-
-
-def test_workers_are_told_what_to_load_and_must_have_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Units take the cores in turn; the board is theirs once, weights and rows with each model."""
-    workers: list[Told] = []
-    replica = tiny("llama")
-    same = worker_loop.fingerprint(replica.load())
-
-    class Context:
-        def Pipe(self) -> Any:  # noqa: N802
-            ours: Any = SimpleNamespace(close=lambda: None)
-            return ours, SimpleNamespace(close=lambda: workers[-1].said.append("closed there"))
-
-        def Process(self, target: Any, args: Any, daemon: bool, name: str) -> Told:  # noqa: N802
-            assert (target, daemon) == (worker_loop.work, True)
-            workers.append(Told(args, name, [("up", 9), ("load", same)]))
-            return workers[-1]
-
-    monkeypatch.setattr(pool_of, "context_of_workers", Context)
-    pool = pool_of.Pool(["cpu"] * 4, [7, 8], 0.25, 5.0, True)
-    assert [each.given[1] for each in workers] == [
-        Orders(1, 4, 8, 0.25), Orders(2, 4, 7, 0.25), Orders(3, 4, 8, 0.25),
-    ]  # fmt: skip
-    assert [each.name for each in workers] == ["unit 1", "unit 2", "unit 3"]
-    assert {str(each.said) for each in workers} == {"['started', 'closed there']"}
-    assert (pool.units, pool.broken, pool.closed, pool.serial) == (4, False, False, 0)
-    assert pool.pids == [1, 1, 1]
-    for number, each in enumerate(workers, 1):
-        each.said.clear()
-        pool.posts[number].end = each  # type: ignore[assignment]
-    pool.load(replica)
-    assert (pool.capacity, pool.tags.shape, pool.replica) == (96, (4, LAYERS, 96), replica)  # all that the model knows
-    for each in workers:
-        board, load = each.said
-        assert board == ("board", pool.board.tensors, [])
-        assert load[:2] == ("load", replica)
-        assert load[2] == pool.memory.tensors
-        assert load[3] == ()
-        assert len(load[4]) > 0  # the weights of this process
-    workers[1].answers.append(("load", same))
-    workers[0].answers.append(("load", same))
-    workers[2].answers.append(("load", "others"))
-    pool.share = False
-    with pytest.raises(ProcessError, match="the model of unit 3 is not that of unit 0, though both were asked for alike"):
-        pool.load(replica, 20)
-    assert pool.capacity == 20
-    assert pool.broken
-    [_, _, again] = workers[0].said
-    assert again[4] is None
-    pool.broken = False
-    with pytest.raises(ParameterError, match="has no encoder, and source is given; leave it out"):
-        pool.read_source((3,))
-    encoding: Any = tiny("t5")
-    same = worker_loop.fingerprint(encoding.load())
-    for each in workers:
-        each.answers += [("load", same), ("source", None)]
-        each.said.clear()
-    pool.load(encoding, 8, (5, 6))
-    assert pool.decoder.source.shape[1] == 2
-    rows = pool.unit.rows
-    pool.read_source([7, 8, 9])
-    assert pool.decoder.source.shape[1] == 3
-    assert pool.unit.rows is not rows
-    assert [each.said[0][3] for each in workers] == [(5, 6)] * 3
-    assert [each.said[1] for each in workers] == [("source", (7, 8, 9))] * 3
-    with pytest.raises(ParameterError, match="has an encoder, and source is empty; give what it reads"):
-        pool.load(encoding, 8)
-
-
-# --- companions ---
-
-
-class Thread(threading.Thread):
-    """In the place of a process."""
-
-    def __init__(self, target: Any, args: Any, daemon: bool) -> None:
-        super().__init__(target=target, args=args, daemon=daemon)
-        self.terminated = False
-
-    def terminate(self) -> None:
-        self.terminated = True
-
-
-def kept_open(ends: Any) -> Any:
-    """In one process the other side's end is closed by nobody."""
-    ours, theirs = ends
-    return ours, SimpleNamespace(send=theirs.send, recv=theirs.recv, poll=theirs.poll, close=lambda: None)
-
-
-def test_companions_run_a_pass_until_they_are_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, begun = list[Any](), list[Any]()
-
-    class Work:
-        def __init__(self) -> None:
-            self.done = [0, 0]
-
-        def run(self) -> None:
-            assert torch.is_inference_mode_enabled()
-            self.done[0] += 1
-
-        def back(self) -> None:
-            self.done[1] += 1
-
-    def prepared(model: Any, *what: Any) -> Work:
-        if what[0] == 9:
-            raise RuntimeError("no room\nfor it")
-        asked.append((model, *what))
-        begun.append(Work())
-        return begun[-1]  # type: ignore[no-any-return]
-
-    from calibrate.loading import architectures
-    from calibrate.timing import library_pass
-
-    monkeypatch.setattr(single_pass, "prepared", prepared)
-    monkeypatch.setattr(architectures, "architecture", lambda name: f"built {name}")
-    monkeypatch.setattr(library_pass, "Model", lambda *what: what)
-    monkeypatch.setattr(busy_neighbours, "end_with_starter", lambda: asked.append("ends"))
-    monkeypatch.setattr(busy_neighbours.signal, "signal", lambda *what: asked.append(what))
-    context = SimpleNamespace(Pipe=lambda: kept_open(multiprocessing.Pipe()), Process=Thread)
-    monkeypatch.setattr(busy_neighbours.multiprocessing, "get_context", {"spawn": context}.__getitem__)
-    threads: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    found = Companions(2, Spec("some", "cpu", "float32", 7, 3))
-    model = ("built some", "cpu", "float32", 7)
-    assert threads == [3, 3]
-    with found.at(2, 8, 4, "eager") as passed:
-        assert passed == []
-    assert sorted(map(str, asked)) == sorted(map(str, [
-        (busy_neighbours.signal.SIGINT, busy_neighbours.signal.SIG_IGN), "ends", (model, 2, 8, 4, "eager")] * 2))  # fmt: skip
-    assert sorted(passed) == sorted(each.done[0] for each in begun)
-    assert all(each.done[0] == each.done[1] >= 1 for each in begun)
-    with pytest.raises(KeyError), found.at(1, 8, 1, "eager") as passed:
-        raise KeyError  # what was to be timed has failed: they stop all the same
-    assert len(passed) == 2
-    with pytest.raises(RuntimeError, match=r"a companion process failed: RuntimeError: no room$"), found.at(9, 8, 1, "eager"):
-        pass
-    found.close()
-    for process in found.processes:
-        assert not process.is_alive()
-        assert not process.terminated
-    found = Companions(1, Spec("some", "cpu", "float32", 7, 3))
-    monkeypatch.setattr(busy_neighbours, "_PATIENCE", 0.01)
-    with pytest.raises(RuntimeError, match="a companion process did not answer within 0 s"):
-        found._answer(found.ends[0])
-    found.ends[0].send("stop")  # of a pass that could not begin
-    found.ends[0].send(None)
-    found.processes[0].join(PATIENCE)
-    assert not found.processes[0].is_alive()
-    found.processes = [SimpleNamespace(is_alive=lambda: True, join=asked.append, terminate=lambda: asked.append("end"))]  # type: ignore[list-item]
-    found.close()
-    assert asked[-2:] == [5, "end"]
-    ours, theirs = multiprocessing.Pipe()
-    theirs.close()
-    with pytest.raises(RuntimeError, match="a companion process ended, perhaps for want of memory"):
-        found._answer(ours)

@@ -11,7 +11,7 @@ from figures import of_run, save
 from figures.common.style import NAMES
 from figures.of_runs import speedup, speedup_by_batch
 from model.base.checks import ParameterError
-from model.methods.batching import SAID
+from model.methods.method_parameters import SAID
 from tests.figures.test_figures_speculative import xy
 from tests.support.figure_checks import odd_dashes, shown
 

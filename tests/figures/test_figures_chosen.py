@@ -19,7 +19,7 @@ from figures.of_hardware import layer_time
 from figures.of_runs import accepted_tokens, operations_and_bytes, tradeoff
 from figures.of_theory import hierarchical_regions
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from model.methods.speculative import theory as speculative
 from model.published import deck_analysis
 from tests.support.album import DRAWING, Album
@@ -62,7 +62,7 @@ def table() -> pl.DataFrame:
 ALL: dict[str, Any] = {
     "method_comparison_fits": True, "ppd_table_3_times_fits": True, "speedup_by_device_fits": True, "devices_held_fits": True,
     "speedup_by_batch_fits": True, "bild_rates_fits": True, "bild_thresholds_fits": True,
-    "exit_schedule__of_run": (["one", "two"], {"layers": 9}),
+    "skipdecode_schedule__of_run": (["one", "two"], {"layers": 9}),
     "speedup__swept": ["tokens", "cost_ratio"], "speedup_by_device__device_column": None, "bild_rates__of_run": "rates",
     "bild_thresholds__of_run": "thresholds", "speedup_by_batch__of_run": "batches",
 }  # fmt: skip
@@ -119,7 +119,7 @@ def test_a_run_of_everything_has_every_figure_of_its_own_rows(
     assert (album.drawn["bild_rates"][1], album.drawn["bild_thresholds"][1]) == (("rates",), ("thresholds",))
     assert seen["bild_rates_fits"] == ["rates"]
     assert seen["bild_thresholds_fits"] == ["thresholds"]
-    assert album.drawn["skipdecode_layers"] == ("layer_map", (["one", "two"],), {"layers": 9}, "mine")
+    assert album.drawn["skipdecode_layers"] == ("skipdecode_layers", (["one", "two"],), {"layers": 9}, "mine")
     latencies = album.drawn["distribution_point_1"][1][0]
     assert latencies.select("point", "view", "latency_layers").rows() == [
         (1, view, value) for view in ("formula", "paths") for value in (8.0, 9.0)
@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_left_out(album: Album, monkeypatch: pytest.MonkeyP
 
     def names(rows: pl.DataFrame, **answers: Any) -> list[str]:
         album.drawn.clear()
-        asked(monkeypatch, **{**ALL, **no, "exit_schedule__of_run": None, "speedup__swept": [], **answers})
+        asked(monkeypatch, **{**ALL, **no, "skipdecode_schedule__of_run": None, "speedup__swept": [], **answers})
         figures.of_run(tmp_path, rows)
         return [*album.drawn]
 
@@ -150,8 +150,8 @@ def test_what_does_not_fit_is_left_out(album: Album, monkeypatch: pytest.MonkeyP
         *pair, "speedup_tokens", "hierarchical", "deck", "choices",
     ]  # fmt: skip
     # One schedule has a figure of its own; a map is of several.
-    assert names(rows, exit_schedule__of_run=([1], {"layers": 2}))[-1] == "skipdecode_layers"
-    assert album.drawn["skipdecode_layers"] == ("exit_schedule", ([1],), {"layers": 2}, "")
+    assert names(rows, skipdecode_schedule__of_run=([1], {"layers": 2}))[-1] == "skipdecode_layers"
+    assert album.drawn["skipdecode_layers"] == ("skipdecode_schedule", ([1],), {"layers": 2}, "")
     # An axis that no row knows, or that is no column.
     for other in (rows.drop("tokens"), rows.with_columns(tokens=pl.lit(None, pl.Int64))):
         assert names(other) == [*pair, "hierarchical", "deck", "choices"]
@@ -294,8 +294,8 @@ def test_brackets_in_the_name_of_a_folder_are_no_pattern(album: Album, tmp_path:
 
 
 def test_profiles_are_drawn_each_once(album: Album, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(profile, "load", lambda name: SimpleNamespace(name=name.lower()))
-    monkeypatch.setattr("model.hardware.profile_costs.Measured", lambda each: f"measured {each.name}")
+    monkeypatch.setattr(profile_files, "load", lambda name: SimpleNamespace(name=name.lower()))
+    monkeypatch.setattr("model.hardware.profile_costs.ProfileCosts", lambda each: f"measured {each.name}")
     out = tmp_path / "new" / "folder"
     assert [path.name for path in figures.of_profiles(["A", "b"], out)] == ["roofline", "verify_cost", "layer_time"]
     assert album.folders == {out}

@@ -18,13 +18,14 @@ from matplotlib.patches import Rectangle
 from typer.testing import CliRunner
 
 from figures import save
-from figures.common.style import MARKERS, METHODS
+from figures.common.style import MARKERS
 from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
 from figures.of_runs import timeline
 from model.base.checks import ParameterError
 from model.costs.pass_seconds import PassCost
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from model.logs import measured_runs, prediction_error
+from model.methods import registry
 from sim.commands.sim_app import app
 from sim.comparison import formula_validity, predict
 from tests.figures.test_figures_real import dashes
@@ -97,12 +98,12 @@ def test_disturbed_runs_are_hollow() -> None:
 
 
 def test_ten_methods_are_told_apart_without_colour() -> None:
-    names = [*METHODS]
+    names = [*registry.names(), "ppd-processes", "ppd-streams"]
     many = pl.concat([rows().head(1).with_columns(method=pl.lit(name)) for name in names])
     figure = predicted_measured.draw(many)
     drawn = lines(figure.axes[0])
     assert len({drawn[name].get_marker() for name in names}) == len(names) >= 10
-    assert all(METHODS[name] in words(figure) for name in names)
+    assert all(registry.label(name, short=True) in words(figure) for name in names)
     assert inside(figure)
     more = pl.concat([rows().head(1).with_columns(method=pl.lit(str(each))) for each in range(len(MARKERS) + 1)])
     with pytest.raises(ParameterError, match=f"room for at most {len(MARKERS)} methods, got {more.height}"):
@@ -230,7 +231,7 @@ def test_a_prediction_is_its_parts_and_nothing_else() -> None:
 def intervals(stretch: float = 1.0, start: float = 0.0) -> pl.DataFrame:
     found, profiles = every()
     (number,) = [number for number, each in found.timed.items() if each.units == 2 and found.log.names[number] == "prompt 1"]
-    cost = PassCost({role: Measured(each) for role, each in profiles.items()}, dispatch=2e-4, promotion=1e-4)
+    cost = PassCost({role: ProfileCosts(each) for role, each in profiles.items()}, dispatch=2e-4, promotion=1e-4)
     run = predict.predict(found.timed[number].decoding, cost, 2, record=True).run
     made = pl.DataFrame([each._asdict() for each in run.intervals], infer_schema_length=None)
     return made.with_columns(*((start + stretch * pl.col(name)).alias(name) for name in ("start", "end")))
@@ -357,13 +358,13 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
 
 @pytest.mark.usefixtures("unrendered")
 def test_a_comparison_is_drawn_by_the_command(tmp_path: Path) -> None:
-    from model.hardware import profile
+    from model.hardware import profile_files
 
     found, profiles = every()
     measured_runs.save(found, tmp_path / "one.json")
     options = []
     for role, each in profiles.items():
-        options += ["--profile", f"{role}={profile.save(each, tmp_path)}"]
+        options += ["--profile", f"{role}={profile_files.save(each, tmp_path)}"]
     done = CliRunner().invoke(app, ["compare", str(tmp_path / "one.json"), *options, "--figures", str(tmp_path / "drawn")])
     assert done.exit_code == 0, done.output
     names = {"predicted_measured", "error_by_method", "time_parts", "gantt_pair"}
@@ -425,7 +426,7 @@ def test_predicted_over_measured_by_hand() -> None:
         assert len(found) == count
     named = rows(method=["mine", "mine", "pearl", "pearl"], noise=0.02, mismatch=["", None, "", ""])
     drawn = shown(predicted_measured.draw(named.drop("disturbed")))
-    assert drawn.legends[0][1] == ["mine", "PEARL", "as predicted", "within 5 %", "1.5 × the noise of\nrepeats: 3.0 %"]
+    assert drawn.legends[0][1] == ["mine", "pearl", "as predicted", "within 5 %", "1.5 × the noise of\nrepeats: 3.0 %"]
     single = named.head(1).with_columns(mismatch=pl.lit("cores differ"), error=0.05)
     assert predicted_measured.told(single) == (
         "median error 5.0 %; 100 % of 1 decodings (1 setting) are within 5 %; a profile of ANOTHER machine"

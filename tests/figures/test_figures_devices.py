@@ -59,8 +59,8 @@ def test_every_choice_stands_at_its_device(compared: pl.DataFrame) -> None:
     drawn, ends = lines(figure.axes[0]), bars(figure)
     exact = compared.filter(view="formula")
     wanted = {
-        "pipelined decoding (PPD), k = 1, 2 devices": exact.filter(method="ppd", candidates=1),
-        "pipelined decoding (PPD), k = 3, 4 devices": exact.filter(method="ppd", candidates=3),
+        "Predictive Pipelined Decoding, k = 1, 2 devices": exact.filter(method="ppd", candidates=1),
+        "Predictive Pipelined Decoding, k = 3, 4 devices": exact.filter(method="ppd", candidates=3),
         "speculative decoding, γ = 4, 1 device": exact.filter(method="speculative"),
         "tensor parallelism, 2 devices": exact.filter(method="autoregressive", ways=2),
         "tensor parallelism, 4 devices": exact.filter(method="autoregressive", ways=4),
@@ -73,7 +73,8 @@ def test_every_choice_stands_at_its_device(compared: pl.DataFrame) -> None:
         assert np.array(ends[f"inputs {name}"]) == pytest.approx(np.array(bounds))
         assert name in texts(figure)
     said = texts(figure)
-    for word in ("assumed efficiencies of published peaks", "pipelined decoding (PPD) published", "speculative decoding assumed"):
+    rates = ("Predictive Pipelined Decoding published", "speculative decoding assumed")
+    for word in ("assumed efficiencies of published peaks", *rates):
         assert word in said
     assert inside(figure)
 
@@ -125,8 +126,8 @@ def test_replicas_and_shares_stand_at_the_devices_they_hold(rivals: pl.DataFrame
     profiles = rivals[PROFILE].unique(maintain_order=True).to_list()
     assert [axes.get_title(loc="left") for axes in figure.axes] == profiles
     wanted = {
-        "pipelined decoding (PPD): replicas": ("ppd", pl.col("ways") == 1, [2, 4]),
-        "pipelined decoding (PPD), each layer split too": ("ppd", pl.col("ways") > 1, [4]),
+        "Predictive Pipelined Decoding: replicas": ("ppd", pl.col("ways") == 1, [2, 4]),
+        "Predictive Pipelined Decoding, each layer split too": ("ppd", pl.col("ways") > 1, [4]),
         "tensor parallelism: each layer split": ("autoregressive", pl.col("ways") > 1, [2, 4]),
     }
     for panel, (axes, name) in enumerate(zip(figure.axes, profiles, strict=True)):
@@ -141,7 +142,7 @@ def test_replicas_and_shares_stand_at_the_devices_they_hold(rivals: pl.DataFrame
         across, even = xy(drawn["even"])
         assert across.tolist() == even.tolist()
     said = texts(figure)
-    assert "rates of pipelined decoding (PPD) published" in said
+    assert "rates of Predictive Pipelined Decoding published" in said
     assert "times: composed (ai-dynamo/aiconfigurator" in said
     assert inside(figure)
 
@@ -281,12 +282,12 @@ def test_devices_held_by_hand() -> None:
     drawn = shown(figure)
     assert drawn.texts == [
         "On 4 devices, split layers are 1.60 times as fast as replicas",
-        "bars: input uncertainty (rates and costs); rates of pipelined decoding (PPD) published;"
-        " rates of pipelined decoding (PPD), mine assumed",
+        "bars: input uncertainty (rates and costs); rates of Predictive Pipelined Decoding published;"
+        " rates of Predictive Pipelined Decoding, mine assumed",
         "times: measured; assumed efficiencies of published peaks; a published table",
     ]
-    names = ["tensor parallelism: each layer split", "pipelined decoding (PPD): replicas",
-             "pipelined decoding (PPD), each layer split too", "mine: replicas"]  # fmt: skip
+    names = ["tensor parallelism: each layer split", "Predictive Pipelined Decoding: replicas",
+             "Predictive Pipelined Decoding, each layer split too", "mine: replicas"]  # fmt: skip
     assert drawn.legends == [("", [*names, "as many times as devices"])]
     [panel] = drawn.panels
     assert (panel.title, panel.x, panel.y) == ("", "devices reserved", "speed-up over plain decoding on one device")
@@ -360,9 +361,9 @@ def test_choices_on_devices_by_hand() -> None:
     drawn = shown(figure)
     assert drawn.texts == [
         "What each method gains on each device",
-        "bars: input uncertainty (rates and costs); rates of pipelined decoding (PPD) published", "times: measured",
+        "bars: input uncertainty (rates and costs); rates of Predictive Pipelined Decoding published", "times: measured",
     ]  # fmt: skip
-    name = "pipelined decoding (PPD), k = 1, 2 devices"
+    name = "Predictive Pipelined Decoding, k = 1, 2 devices"
     assert drawn.legends == [("", [name])]
     [panel] = drawn.panels
     assert (panel.x, panel.y) == ("", "speed-up over plain decoding on one device")
@@ -379,8 +380,8 @@ def test_choices_on_devices_by_hand() -> None:
     drawn = shown(figure)
     [(_, choices)] = drawn.legends
     assert choices == [
-        "tensor parallelism, 2 devices", "tensor parallelism, 4 devices", name, "pipelined decoding (PPD), k = 3, 4 devices",
-        "pipelined decoding (PPD), k = 1, layers split 2 ways, 4 devices", "mine, 3 devices",
+        "tensor parallelism, 2 devices", "tensor parallelism, 4 devices", name, "Predictive Pipelined Decoding, k = 3, 4 devices",
+        "Predictive Pipelined Decoding, k = 1, layers split 2 ways, 4 devices", "mine, 3 devices",
     ]  # fmt: skip
     for place, choice in enumerate(choices):
         across = [x for x, _ in drawn.panels[0].line(choice)]
@@ -411,7 +412,8 @@ def test_choices_on_devices_fit_up_to_their_bounds() -> None:
     for row, varied, said in (
         (plain, set(), "plain decoding, 1 device"),
         (plain | {"held_units": 2.0, "ways": 2}, set(), "tensor parallelism, 2 devices"),
-        (plain | {"method": "ppd", "candidates": 3, "exit_layer": 5}, {"candidates"}, "pipelined decoding (PPD), k = 3, 1 device"),
+        (plain | {"method": "ppd", "candidates": 3, "exit_layer": 5}, {"candidates"},
+         "Predictive Pipelined Decoding, k = 3, 1 device"),
         (plain | {"method": "skipdecode", "max_layers": 20, "min_layers": 8, "sequences": 4, "batching": None},
          {"min_layers", "max_layers", "sequences", "batching"}, "SkipDecode, 20 layers at first, 8 at last, batch of 4, 1 device"),
         (plain | {"method": "x", "acceptance_rate": 0.5, "ways": 2, "held_units": 6}, {"acceptance_rate"},

@@ -23,11 +23,11 @@ from figures.of_theory import largest_batch
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.costs.operating_point import operating_point
-from model.hardware import profile
-from model.hardware.cost_models import Estimate, Uniform, memory, pass_time
+from model.hardware import profile_files
+from model.hardware.cost_models import Estimate, UniformLayers, memory, pass_time
 from model.hardware.devices import DEVICES
 from model.hardware.profile import Profile, Source, table_of
-from model.hardware.profile_costs import Measured, shape_of
+from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.hardware.roofline import Efficiency, Roofline
 from model.methods.speculative import theory as speculative
 from sim.commands.sim_app import app
@@ -35,11 +35,11 @@ from tests.figures.test_figures_speculative import inside, xy
 from tests.figures.test_figures_tradeoff import lines
 from tests.support.figure_checks import odd_dashes, shown
 
-MODELS = tuple(name for name in profile.names() if profile.load(name).kind == "model")
+MODELS = tuple(name for name in profile_files.names() if profile_files.load(name).kind == "model")
 MEASURED, COMPOSED, TAKEN_OVER = "h100-llama-2-7b", "h100-llama-2-13b", "a40-llama-2-7b"
 CONTEXTS = (128, 512, 2048)
 PEAKS = Efficiency(1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-DRAFT = Uniform(preset("llama-68m"), 5e-4)
+DRAFT = UniformLayers(preset("llama-68m"), 5e-4)
 """A draft pass of 1 ms at every batch."""
 
 
@@ -76,7 +76,7 @@ def whole(tmp_path: Path) -> Profile:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_part_is_measured_where_the_notes_do_not_say_composed(name: str) -> None:
-    found = profile.load(name)
+    found = profile_files.load(name)
     said = " ".join(found.notes)
     for ways in found.ways:
         assert provenance.is_measured(found, "dense", ways) == (found.provenance == "measured" or "dense: measured" in said)
@@ -87,8 +87,8 @@ def test_a_part_is_measured_where_the_notes_do_not_say_composed(name: str) -> No
 
 
 def test_an_efficiency_of_another_device_is_called_assumed() -> None:
-    assert "assumed" in provenance.of_part(profile.load(TAKEN_OVER), "attention")
-    assert "assumed" not in provenance.of_part(profile.load(TAKEN_OVER), "dense")
+    assert "assumed" in provenance.of_part(profile_files.load(TAKEN_OVER), "attention")
+    assert "assumed" not in provenance.of_part(profile_files.load(TAKEN_OVER), "dense")
     roof = Roofline(preset("llama-2-7b"), 1e12, 1e14)
     assert provenance.of_hardware(roof) == roof.provenance
 
@@ -98,18 +98,18 @@ def test_what_lies_beyond_the_table_is_said(whole: Profile) -> None:
     assert provenance.beyond(whole, width=5, context=1024, batch=9) == "beyond the table: layers from width 4, batch 8"
     figure = layer_time.draw([whole], batches=(1, 32), longest=1024)
     assert "measured\nbeyond the table: layers from batch 8" in texts(figure)
-    costs = {"mine": Measured(whole)}
+    costs = {"mine": ProfileCosts(whole)}
     assert "layers from width 4" in texts(wide_pass_cost.draw(costs, batches=(1,), widest=8, context=512))
     given: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed", "most": 8}
     assert "beyond the table:\nlayers from width 4, context 1024" in texts(largest_batch.draw(costs, {"mine": DRAFT}, **given))
-    assert provenance.of_hardware_beyond(Uniform(preset("llama-68m"), 1.0), width=99, context=9, batch=9) == ""
+    assert provenance.of_hardware_beyond(UniformLayers(preset("llama-68m"), 1.0), width=99, context=9, batch=9) == ""
 
 
 # --- Roofline -----------------------------------------------------------------------------------------------------------
 
 
 def test_points_are_the_rows_and_roofs_the_peaks() -> None:
-    found = [profile.load(MEASURED), profile.load(COMPOSED)]
+    found = [profile_files.load(MEASURED), profile_files.load(COMPOSED)]
     figure = reached_peaks.draw(found)
     drawn = lines(figure.axes[0])
     for each in found:
@@ -135,7 +135,7 @@ def test_points_are_the_rows_and_roofs_the_peaks() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_layer_passes_its_devices_roof(name: str) -> None:
-    found = profile.load(name)
+    found = profile_files.load(name)
     for ways in found.ways:
         stored = reached_peaks.points(found, ways)
         assert (stored.rate <= np.minimum(found.rate, found.bandwidth * stored.intensity) * 1.0001).all()
@@ -160,13 +160,13 @@ def test_peaks_are_called_measured_where_they_were(whole: Profile) -> None:
 def test_what_has_no_roofline_is_refused() -> None:
     for wrong, words in (
         ([], "profiles must be 1 to 4, got 0"),
-        ([profile.load(MEASURED)] * 5, "got 5"),
-        ([profile.load("h100-operations")], "is one of operations"),
+        ([profile_files.load(MEASURED)] * 5, "got 5"),
+        ([profile_files.load("h100-operations")], "is one of operations"),
     ):
         with pytest.raises(ParameterError, match=words):
             reached_peaks.draw(wrong)
     with pytest.raises(ParameterError, match=r"ways must be one of 1, what profile rtx-4090-llama-3\.1-8b has, got 2"):
-        reached_peaks.draw([profile.load("rtx-4090-llama-3.1-8b")], ways=2)
+        reached_peaks.draw([profile_files.load("rtx-4090-llama-3.1-8b")], ways=2)
 
 
 # --- Wide passes --------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_what_has_no_roofline_is_refused() -> None:
 
 def test_a_wide_pass_costs_what_methods_are_charged() -> None:
     """The same curve, with the same ends, as the engine's at that operating point."""
-    hardware = Measured(profile.load(COMPOSED))
+    hardware = ProfileCosts(profile_files.load(COMPOSED))
     cost = operating_point(hardware, prompt=960, tokens=128, batch=32, widest=12)
     figure = wide_pass_cost.draw({"H100": hardware}, batches=(1, 32), widest=12, context=1024)
     [axes] = figure.axes
@@ -197,12 +197,12 @@ def test_width_is_free_where_memory_decides_and_proportional_where_arithmetic_do
     by_arithmetic = wide_pass_cost.curve(Roofline(shape, 1e30, 1e14, PEAKS), wide.tolist(), 1, 0)
     assert by_memory.relative == pytest.approx(np.ones(4), rel=0.02)
     assert by_arithmetic.relative == pytest.approx(wide, rel=0.01)
-    flat = wide_pass_cost.curve(Uniform(shape, 1e-3), wide.tolist(), 8, 512)
+    flat = wide_pass_cost.curve(UniformLayers(shape, 1e-3), wide.tolist(), 8, 512)
     assert flat.relative.tolist() == [1, 1, 1, 1]
 
 
 def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
-    costs = {name: Measured(profile.load(name)) for name in ("a100-llama-2-13b", COMPOSED, TAKEN_OVER)}
+    costs = {name: ProfileCosts(profile_files.load(name)) for name in ("a100-llama-2-13b", COMPOSED, TAKEN_OVER)}
     figure = wide_pass_cost.draw(costs, batches=(1, 8, 64), widest=8)
     assert [axes.get_title(loc="left") for axes in figure.axes] == list(costs)
     for axes, hardware in zip(figure.axes, costs.values(), strict=True):
@@ -227,7 +227,7 @@ def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
 
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
 def test_the_largest_batch_is_the_last_that_theorem_3_8_lets_gain(rate: float) -> None:
-    hardware, contexts, most = Measured(profile.load(COMPOSED)), (128, 1024), 300
+    hardware, contexts, most = ProfileCosts(profile_files.load(COMPOSED)), (128, 1024), 300
     draft = Roofline(preset("llama-68m"), 2e12, 5e14)
     found = largest_batch.limits(hardware, draft, acceptance_rate=rate, draft_length=7, contexts=contexts, most=most)
     for context, largest in zip(contexts, found.pays, strict=True):
@@ -243,18 +243,18 @@ def test_the_largest_batch_is_the_last_that_theorem_3_8_lets_gain(rate: float) -
 
 
 def test_limits_move_as_they_must() -> None:
-    hardware = Measured(profile.load(COMPOSED))
+    hardware = ProfileCosts(profile_files.load(COMPOSED))
     given: dict[str, Any] = {"draft_length": 4, "contexts": (128, 512, 2048), "most": 256}
     found = [largest_batch.limits(hardware, DRAFT, acceptance_rate=rate, **given).pays for rate in (0.0, 0.3, 0.6, 1.0)]
     assert (found[0] == 0).all()
     assert all((more >= less).all() for less, more in itertools.pairwise(found))
     # Without a price of width or draft every acceptance gains at every batch.
-    flat, free = Uniform(preset("llama-2-13b"), 1e-3), Uniform(preset("llama-68m"), 0.0)
+    flat, free = UniformLayers(preset("llama-2-13b"), 1e-3), UniformLayers(preset("llama-68m"), 0.0)
     assert (largest_batch.limits(flat, free, acceptance_rate=0.1, **given).pays == 256).all()
 
 
 def test_memory_holds_so_many_texts_and_not_one_more() -> None:
-    hardware, room = Measured(profile.load(COMPOSED), ways=2), DEVICES["h100"].memory_bytes
+    hardware, room = ProfileCosts(profile_files.load(COMPOSED), ways=2), DEVICES["h100"].memory_bytes
     given: dict[str, Any] = {"acceptance_rate": 0.7, "draft_length": 4, "most": 16}
     found = largest_batch.limits(hardware, DRAFT, **given, contexts=(1024, 8192), available=room)
     assert found.fits is not None
@@ -268,9 +268,9 @@ def test_memory_holds_so_many_texts_and_not_one_more() -> None:
 
 
 def test_the_figure_draws_the_limits_and_says_what_is_given() -> None:
-    costs = {name: Measured(profile.load(name)) for name in (COMPOSED, "l40s-llama-2-13b")}
+    costs = {name: ProfileCosts(profile_files.load(name)) for name in (COMPOSED, "l40s-llama-2-13b")}
     given: dict[str, Any] = {"acceptance_rate": 0.55, "draft_length": 6, "contexts": CONTEXTS, "most": 256}
-    drafts = {COMPOSED: DRAFT, "l40s-llama-2-13b": Uniform(preset("llama-68m"), 4e-4)}
+    drafts = {COMPOSED: DRAFT, "l40s-llama-2-13b": UniformLayers(preset("llama-68m"), 4e-4)}
     rooms = {"l40s-llama-2-13b": DEVICES["l40s"].memory_bytes}
     figure = largest_batch.draw(costs, drafts, **given, source="assumed", memories=rooms)
     drawn = lines(figure.axes[0])
@@ -285,7 +285,7 @@ def test_the_figure_draws_the_limits_and_says_what_is_given() -> None:
     assert "batch kept full, acceptance rate 0.55, 6 drafted tokens: assumed" in said
     assert f"{COMPOSED}:\ncomposed of operations" in said
     assert inside(figure)
-    slow = {"u": Uniform(preset("llama-2-7b"), 1.0)}
+    slow = {"u": UniformLayers(preset("llama-2-7b"), 1.0)}
     never = largest_batch.draw(slow, {"u": DRAFT}, **given | {"acceptance_rate": 0.0}, source="assumed")
     assert set(xy(lines(never.axes[0])["pays u"])[1]) == {0.5}
     assert "never" in [label.get_text() for label in never.axes[0].get_yticklabels()]
@@ -294,7 +294,7 @@ def test_the_figure_draws_the_limits_and_says_what_is_given() -> None:
 def test_acceptance_is_never_defaulted() -> None:
     with pytest.raises(TypeError, match="acceptance_rate"):
         largest_batch.draw({}, {}, draft_length=4, source="assumed")  # type: ignore[call-arg]
-    costs, drafts = {"u": Uniform(preset("llama-2-7b"), 1.0)}, {"u": DRAFT}
+    costs, drafts = {"u": UniformLayers(preset("llama-2-7b"), 1.0)}, {"u": DRAFT}
     given: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed"}
     for wrong, words in (
         ({"acceptance_rate": 1.5}, "acceptance_rate"), ({"draft_length": 0}, "draft_length"),
@@ -313,7 +313,7 @@ def test_acceptance_is_never_defaulted() -> None:
 
 @pytest.mark.parametrize("name", ["rtx-4090-llama-3.1-8b", MEASURED, COMPOSED])
 def test_marks_are_the_sums_of_rows(name: str) -> None:
-    found = profile.load(name)
+    found = profile_files.load(name)
     dense = dict(found.rows("dense").select("tokens", "time_s").rows())
     attention = {(row["context"], row["batch"]): row["time_s"] for row in found.rows("attention").to_dicts() if row["width"] == 1}
     figure = layer_time.draw([found], batches=(1, 32))
@@ -324,13 +324,13 @@ def test_marks_are_the_sums_of_rows(name: str) -> None:
         assert len(at) > 3
         assert drawn == pytest.approx([1e6 * (dense[batch] + attention[int(context), batch]) for context in at])
         assert hollow(marks) == (name != "rtx-4090-llama-3.1-8b")  # of the second only the products were measured
-        stored = layer_time.stored(Measured(found), batch)
+        stored = layer_time.stored(ProfileCosts(found), batch)
         assert stored.context.tolist() == sorted(context for context, many in attention if many == batch)
     assert inside(figure)
 
 
 def test_a_layer_is_its_products_and_its_attention() -> None:
-    hardware = Measured(profile.load(COMPOSED), ways=4)
+    hardware = ProfileCosts(profile_files.load(COMPOSED), ways=4)
     found = layer_time.times(hardware, [256, 1000, 4096], 8)
     assert (found.context.dtype, found.context.tolist()) == (np.float64, [256, 1000, 4096])
     assert found.whole == pytest.approx(hardware.layer(1, [256, 1000, 4096], 8).seconds)
@@ -380,7 +380,7 @@ def test_a_command_draws_profiles(tmp_path: Path) -> None:
         f"{name}.{ending}" for name in ("roofline", "verify_cost", "layer_time") for ending in ("png", "svg")
     ]
     assert len({path.read_bytes() for path in written}) == 6
-    own = profile.save(profile.load("rtx-4090-llama-3.1-8b"), tmp_path)
+    own = profile_files.save(profile_files.load("rtx-4090-llama-3.1-8b"), tmp_path)
     assert plot("--profile", str(own), "-o", str(tmp_path / "own"), "--json").exit_code == 0
     shown = plot("--help").stdout
     assert "--profile" in shown
@@ -419,7 +419,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 # --- By hand ---------------------------------------------------------------------------------------------------------------
 
 
-class Busy(Uniform):
+class Busy(UniformLayers):
     """A layer takes its time once for every eight tokens of a pass, and once at least."""
 
     def layer(self, width: Any, context: Any, batch: Any = 1, *, busy: int = 0) -> Estimate:
@@ -428,7 +428,7 @@ class Busy(Uniform):
         return Estimate(seconds, np.full_like(seconds, 0.1))
 
 
-BUSY, FREE = Busy(preset("llama-68m"), 1e-3), Uniform(preset("llama-68m"), 0.0)
+BUSY, FREE = Busy(preset("llama-68m"), 1e-3), UniformLayers(preset("llama-68m"), 0.0)
 
 
 def test_the_largest_batch_by_hand() -> None:
@@ -440,7 +440,7 @@ def test_the_largest_batch_by_hand() -> None:
     whole = largest_batch.limits(BUSY, FREE, **given)
     assert whole.pays.tolist() == [7] * len(largest_batch.CONTEXTS) == [7] * 7
     assert largest_batch.CONTEXTS == (128, 256, 512, 1024, 2048, 4096, 8192)
-    flat = Uniform(preset("llama-68m"), 1e-3)
+    flat = UniformLayers(preset("llama-68m"), 1e-3)
     assert largest_batch.limits(flat, FREE, **given, contexts=[9]).pays.tolist() == [512]
     costs, drafts = {"a": BUSY, "b": flat}, {"a": FREE, "b": FREE}
     one = memory(BUSY.shape, 1e9, context=128, also=(FREE.shape,))
@@ -484,7 +484,7 @@ def test_the_largest_batch_by_hand() -> None:
 
 
 def test_where_tables_end_is_said_of_the_longest_context(whole: Profile) -> None:
-    costs, given = {"mine": Measured(whole)}, {"acceptance_rate": 0.5, "draft_length": 3, "source": "", "most": 8}
+    costs, given = {"mine": ProfileCosts(whole)}, {"acceptance_rate": 0.5, "draft_length": 3, "source": "", "most": 8}
     for contexts, said in (((512, 1024), "measured"), ((512, 2048), "measured\nbeyond the table:\nlayers from context 1024")):
         assert shown(largest_batch.draw(costs, {"mine": DRAFT}, **given, contexts=contexts)).legends[0][1] == [f"mine:\n{said}"]  # type: ignore[arg-type]
     past = shown(wide_pass_cost.draw(costs, batches=(8, 9, 1), widest=4, context=1024)).panels[0]
@@ -540,11 +540,11 @@ def test_wide_passes_by_hand() -> None:
         wide_pass_cost.draw({"a": BUSY}, batches=(1, 2, 3, 4, 5, 6))
 
 
-FREE_OF_WIDTH = Uniform(preset("llama-68m"), 1e-3)
+FREE_OF_WIDTH = UniformLayers(preset("llama-68m"), 1e-3)
 
 
 def test_layers_by_hand(whole: Profile) -> None:
-    hardware = Measured(whole)
+    hardware = ProfileCosts(whole)
     found = layer_time.times(hardware, [128, 1024], 8)
     assert (found.context.tolist(), found.products) == ([128, 1024], None)
     assert found.whole.tolist() == pytest.approx([taken_s(1, context, 8) for context in (128, 1024)])
@@ -618,7 +618,7 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     # Where a point lies beyond the ridge there is room for it too.
     weak = replace(crowd, rate=1e12 * float(found.intensity.max()) / 2)
     assert reached_peaks.draw([weak]).axes[0].get_xlim()[1] == pytest.approx(2.5 * float(found.intensity.max()))
-    split = profile.load(COMPOSED)
+    split = profile_files.load(COMPOSED)
     halves = shown(reached_peaks.draw([split], ways=2))
     assert halves.texts[1] == "a decoder layer split 2 ways (numbers: tokens in the pass), attention left out"
     # Over a part of a layer, by the weights that a device of two keeps.
@@ -656,8 +656,8 @@ def test_where_parts_are_from_by_hand(whole: Profile) -> None:
         "beyond the table: products from tokens 8; attention from context 128"
     )
     assert provenance.beyond(both, 2, width=9, context=999, batch=99) == ""  # no rows of layers split so
-    assert provenance.of_hardware(Measured(both)) == "measured"
-    assert provenance.of_hardware_beyond(Measured(both), width=1, context=1, batch=9) == provenance.beyond(
+    assert provenance.of_hardware(ProfileCosts(both)) == "measured"
+    assert provenance.of_hardware_beyond(ProfileCosts(both), width=1, context=1, batch=9) == provenance.beyond(
         both, width=1, context=1, batch=9
     )
     axes = Figure().add_subplot()

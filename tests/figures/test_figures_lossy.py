@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from figures.of_runs import exit_schedule, layer_map
-from figures.of_runs.exit_schedule import SKIPPED, TOP, WARM_UP, Schedule, draw, layers_of
+from figures.of_theory import skipdecode_layers, skipdecode_schedule
+from figures.of_theory.skipdecode_schedule import SKIPPED, TOP, WARM_UP, Schedule, draw, layers_of
 from model import published
 from model.base.checks import ParameterError
 from model.methods.skipdecode import theory as skipdecode
@@ -80,7 +80,7 @@ def test_each_token_goes_through_the_first_layers_and_the_topmost(schedule: Sche
 
 
 def test_the_maps_and_the_shares_beside_them() -> None:
-    figure = layer_map.draw(SCHEDULES, **BOUNDS, warm_up=2, source="published")
+    figure = skipdecode_layers.draw(SCHEDULES, **BOUNDS, warm_up=2, source="published")
     assert len(figure.axes) == 2 * len(SCHEDULES)
     for schedule, field, beside in zip(SCHEDULES, figure.axes[::2], figure.axes[1::2], strict=True):
         (image,) = field.get_images()
@@ -100,7 +100,7 @@ def test_the_maps_and_the_shares_beside_them() -> None:
 
 
 def test_a_map_says_only_what_is_in_it() -> None:
-    figure = layer_map.draw([Schedule("whole", LAYERS, LAYERS)], **BOUNDS, warm_up=0, source="assumed")
+    figure = skipdecode_layers.draw([Schedule("whole", LAYERS, LAYERS)], **BOUNDS, warm_up=0, source="assumed")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["topmost layers"]
     assert "never" not in figure.axes[0].get_title(loc="left")
     assert inside(figure)
@@ -119,7 +119,7 @@ def test_bad_input_names_the_value_and_its_bound(schedules: list[Schedule], more
     with pytest.raises(ParameterError, match=f"^{message}"):
         drawn(schedules, **more)
     with pytest.raises(ParameterError, match=f"^{message}"):
-        layer_map.draw(schedules, **{**BOUNDS, "source": "published", **more})
+        skipdecode_layers.draw(schedules, **{**BOUNDS, "source": "published", **more})
 
 
 # --- By hand ---------------------------------------------------------------------------------------------------------------
@@ -179,26 +179,26 @@ def test_schedules_of_a_run_by_hand() -> None:
             ("skipdecode", "down", 1, 2, 1.0, 60), ("early_exit", "half-up", 1, 2, 1.0, 60),
         )
     ])  # fmt: skip
-    found = exit_schedule.of_run(rows)
+    found = skipdecode_schedule.of_run(rows)
     assert found is not None
     assert found[0] == [Schedule("16 to 8 layers", 8, 16, 1.0), Schedule("16 to 8 layers, power 2", 8, 16, 2.0)]
     assert found[1] == {"layers": 24, "prompt": 60, "sequence": 160, "warm_up": 1, "source": "settings assumed"}
-    steady = exit_schedule.of_run(rows.filter(pl.col("power") == 1.0))
+    steady = skipdecode_schedule.of_run(rows.filter(pl.col("power") == 1.0))
     assert steady is not None
     # Of as many schedules on either prompt the first are drawn.
     assert steady[0] == [Schedule("6 to 4 layers", 4, 6)]
     assert (steady[1]["prompt"], steady[1]["source"]) == (10, "settings published (Table 2)")
     many = pl.concat([rows.head(1).with_columns(min_layers=pl.lit(low, dtype=pl.Int64)) for low in (6, 5, 4, 3, 2, 1, 0)])
-    several = exit_schedule.of_run(many)
+    several = skipdecode_schedule.of_run(many)
     assert several is not None
     assert [each.min_layers for each in several[0]] == [6, 5, 4, 3, 2, 1]
     for name in ("method", "min_layers", "max_layers", "power", "rounding", "layers", "prompt", "sequence", "warm_up"):
-        assert exit_schedule.of_run(rows.drop(name)) is None
+        assert skipdecode_schedule.of_run(rows.drop(name)) is None
 
 
 def test_maps_of_layers_by_hand() -> None:
     three = [Schedule("a", 1, 3), Schedule("b", 3, 3), Schedule("c", 1, 1)]
-    figure = layer_map.draw(three, **SHORT)
+    figure = skipdecode_layers.draw(three, **SHORT)
     found = shown(figure)
     assert found.texts == [
         "Which layers does a generated token go through?",
@@ -230,6 +230,6 @@ def test_maps_of_layers_by_hand() -> None:
         (image,) = field.get_images()
         assert (image.get_clim(), image.origin, field.get_aspect()) == ((-0.5, 2.5), "lower", "auto")
         assert all(at == round(at) for at in (*field.get_xticks(), *field.get_yticks()))
-    alone = layer_map.draw(three[1:2], **SHORT, warm_up=0)
+    alone = skipdecode_layers.draw(three[1:2], **SHORT, warm_up=0)
     assert alone.get_size_inches().tolist() == pytest.approx([0.25 + 5.7 * 1.3, 3.85])
     assert shown(alone).legends == [("", ["topmost layers", "skipped"])]

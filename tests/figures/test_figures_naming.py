@@ -13,8 +13,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 
 from figures.common import naming, style, subject
-from figures.of_runs import speedup_by_device
 from model.base.checks import ParameterError
+from model.methods import registry
 
 SAID: list[tuple[str, Any, str]] = [
     ("policy", "heuristic", "heuristic"), ("estimator", "drafted", "by drafted tokens"), ("reading", "recursive", "recursive"),
@@ -63,7 +63,7 @@ def test_what_goes_without_saying_is_not_said(row: dict[str, Any], said: list[st
     ({"method": "ppd", "ways": 2}, "Predictive Pipelined Decoding"), ({"method": "speculative"}, "speculative decoding"),
     ({"method": "adaptive"}, "adaptive drafts"),
     ({"method": "hierarchical"}, "three models"), ({"method": "beam"}, "beam search"), ({"method": "bild"}, "Big Little Decoder"),
-    ({"method": "skipdecode"}, "SkipDecode"), ({"method": "early_exit"}, "early exit"), ({"method": "pearl"}, "PEARL"),
+    ({"method": "skipdecode"}, "SkipDecode"), ({"method": "early_exit"}, "early exit"), ({"method": "pearl"}, "pearl"),
     ({"method": "mine"}, "mine"),
 ])  # fmt: skip
 def test_methods_have_their_names(row: dict[str, Any], said: str) -> None:
@@ -209,14 +209,15 @@ def test_a_page_grows_with_what_reaches_beyond_it_and_has_its_subject_at_the_top
     assert line.get_fontsize() == pytest.approx(8 * 0.8 * 5 / (0.065 * len(said)))  # as small as it must be to fit
 
 
-def test_methods_and_views_have_short_names() -> None:
-    assert style.METHODS == {
-        "autoregressive": "plain decoding", "speculative": "speculative", "adaptive": "adaptive drafts",
-        "hierarchical": "hierarchical", "beam": "beams", "ppd": "PPD", "ppd-processes": "PPD, processes",
-        "ppd-streams": "PPD, streams", "pearl": "PEARL", "bild": "BiLD", "early_exit": "early exit", "skipdecode": "SkipDecode",
-    }  # fmt: skip
+def test_every_method_says_its_names_and_no_two_say_the_same() -> None:
+    for short in (False, True):
+        labels = [registry.label(name, short=short) for name in registry.names()]
+        assert len({*labels}) == len(labels)
+        assert all(labels)
+    assert all(registry.parameters(name).LABEL for name in registry.names())
+    assert registry.label("ppd-processes", short=True) == "PPD, processes"
+    assert registry.label("from_outside.mine") == "from_outside.mine"
     assert [style.NAMES[view] for view in style.VIEWS] == ["formula", "simulated: paths", "simulated: events"]
-    assert speedup_by_device.WORDS == naming.METHODS | {"ppd": "pipelined decoding (PPD)"}
 
 
 def test_what_a_figure_needs_is_demanded() -> None:

@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 
 import figures
 from figures import save
-from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates, written_by
+from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates, tokens_by_source
 from figures.of_runs import accepted_tokens
 from model.base.checks import ParameterError
 from model.interpret.account import Account
@@ -304,7 +304,7 @@ def boxes(figure: Figure) -> dict[int, list[Rectangle]]:
 
 def test_every_token_is_in_the_colour_and_over_the_line_of_its_producer() -> None:
     made, shown = decoded()
-    figure = written_by.draw(made, shown)
+    figure = tokens_by_source.draw(made, shown)
     assert made.producers == ("draft", "draft", "target", "target", "draft", "target")
     found = boxes(figure)
     assert sorted(found) == [*range(6)]
@@ -322,23 +322,23 @@ def test_every_token_is_in_the_colour_and_over_the_line_of_its_producer() -> Non
 
 def test_a_text_is_broken_where_it_says_so_and_where_a_line_is_full() -> None:
     made, shown = decoded()
-    placed = written_by.pieces(shown, 88)
+    placed = tokens_by_source.pieces(shown, 88)
     assert [(piece.line, piece.column) for piece in placed] == [(0, 0), (0, 4), (0, 9), (1, 0), (1, 10), (1, 12)]
     assert placed[2].text == "):↵"
-    narrow = written_by.pieces(["x" * 25], 10)
+    narrow = tokens_by_source.pieces(["x" * 25], 10)
     assert ["".join(piece.text for piece in narrow), len(narrow)] == ["x" * 25, 3]
-    tight = written_by.draw(made, shown, columns=60)
+    tight = tokens_by_source.draw(made, shown, columns=60)
     assert boxes(tight)
     assert inside(tight)
     with pytest.raises(ParameterError, match="words must be as many as tokens, 6, got 1"):
-        written_by.draw(made, ["a"])
+        tokens_by_source.draw(made, ["a"])
     with pytest.raises(ParameterError, match="at most 60 lines"):
-        written_by.draw(made, ["\n" * 20] * 6)
+        tokens_by_source.draw(made, ["\n" * 20] * 6)
 
 
 def test_a_prompt_stands_before_it_in_nobodys_colour() -> None:
     made, shown = decoded()
-    figure = written_by.draw(made, shown, prompt=["# go\n"])
+    figure = tokens_by_source.draw(made, shown, prompt=["# go\n"])
     assert sorted(boxes(figure)) == [*range(6)]
     assert "# go↵" in words(figure)
     assert min(box.get_y() for parts in boxes(figure).values() for box in parts) > 1
@@ -365,7 +365,7 @@ def test_a_log_without_a_draft_or_of_drawn_texts_has_its_match_rates_alone(tmp_p
 def test_a_readers_own_settings_change_nothing() -> None:
     """As `test_figures_shown` has it of the others."""
     with matplotlib.rc_context({"font.size": 20}):
-        figure = written_by.draw(*decoded())
+        figure = tokens_by_source.draw(*decoded())
     assert max(text.get_fontsize() for text, _ in figure_checks.words(figure)) < 16
 
 
@@ -375,7 +375,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     several = {
         "m": match_rates.draw(log()), "a": acceptance_by_position.draw(lengths(), 3, "x"),
         "l": accepted_lengths.draw(lengths(), [3], "x"),
-        "g": agreement_over_cost.draw(quality()), "w": written_by.draw(made, shown),
+        "g": agreement_over_cost.draw(quality()), "w": tokens_by_source.draw(made, shown),
     }  # fmt: skip
     for name, figure in several.items():
         save(figure, tmp_path / f"{name}.a")
@@ -474,14 +474,14 @@ def test_accepted_lengths_by_hand() -> None:
 
 def test_a_text_and_its_writers_by_hand() -> None:
     """Tabs, returns, marks that cannot be printed, empty tokens and full lines, letter by letter."""
-    assert [tuple(each) for each in written_by.pieces(["ab", "\tc", "d\r\n", "", "\x07\n", "xyz"], 5, first=-1)] == [
+    assert [tuple(each) for each in tokens_by_source.pieces(["ab", "\tc", "d\r\n", "", "\x07\n", "xyz"], 5, first=-1)] == [
         (-1, 0, 0, "ab"), (0, 0, 2, "   "), (0, 1, 0, " c"), (1, 1, 2, "d↵"), (2, 2, 0, "␀"), (3, 2, 1, "·↵"), (4, 3, 0, "xyz"),
     ]  # fmt: skip
-    assert [tuple(each) for each in written_by.pieces(["abcd", "\n", "e"], 4)] == [
+    assert [tuple(each) for each in tokens_by_source.pieces(["abcd", "\n", "e"], 4)] == [
         (0, 0, 0, "abcd"), (1, 1, 0, "↵"), (2, 2, 0, "e"),
     ]  # fmt: skip
-    assert written_by.pieces([], 5) == []
-    assert written_by.WORDS == {
+    assert tokens_by_source.pieces([], 5) == []
+    assert tokens_by_source.WORDS == {
         "draft": "the draft, accepted", "target": "the target, behind a draft", "match": "early candidates: a match",
         "miss": "early candidates: a miss", "fallback": "the target, handed over to", "again": "the target once more",
         "rollback": "the target, in place of what it took back", "cap": "the target, behind a full draft", "token": "the target",
@@ -494,7 +494,7 @@ def test_a_text_and_its_writers_by_hand() -> None:
     made = Decoding("ppd", {"k": 3, "left": None, "on": False}, (9,), 3,
                     tuple(Commit(kind, (number,), 4) for number, kind in enumerate(kinds)), account)  # fmt: skip
     assert made.producers == kinds
-    figure = written_by.draw(made, ["one", " two", "$x$"], prompt=["go", " on"], columns=24)
+    figure = tokens_by_source.draw(made, ["one", " two", "$x$"], prompt=["go", " on"], columns=24)
     drawn = figure_checks.shown(figure)
     assert drawn.texts == [
         "Who wrote this text? ppd", "k 3, on False;", "3 tokens, passes: 2 of", "the target, 1 of the", "draft",
@@ -526,11 +526,11 @@ def test_a_text_and_its_writers_by_hand() -> None:
         pale = [1 - 0.22 * (1 - part) for part in to_rgb(colours[kind])]
         assert boxes(figure)[number][0].get_facecolor()[:3] == pytest.approx(pale)
     assert not figure_checks.odd_dashes(figure)
-    assert figure_checks.shown(written_by.draw(made, ["a", "b", "c"], title="mine")).texts[0] == "mine"
-    assert written_by.draw(made, ["a", "b", "c"]).axes[0].get_xlim() == (0, 88)
-    assert written_by.draw(made, ["\n" * 58, "\n", "c"], columns=400).axes[0].get_ylim() == (60, 0)
+    assert figure_checks.shown(tokens_by_source.draw(made, ["a", "b", "c"], title="mine")).texts[0] == "mine"
+    assert tokens_by_source.draw(made, ["a", "b", "c"]).axes[0].get_xlim() == (0, 88)
+    assert tokens_by_source.draw(made, ["\n" * 58, "\n", "c"], columns=400).axes[0].get_ylim() == (60, 0)
     with pytest.raises(ParameterError, match="must have at most 60 lines here, got 61"):
-        written_by.draw(made, ["\n" * 59, "\n", "c"], columns=20)
+        tokens_by_source.draw(made, ["\n" * 59, "\n", "c"], columns=20)
     for columns in (19, 401):
         with pytest.raises(ParameterError, match="columns must be between 20 and 400"):
-            written_by.draw(made, ["a", "b", "c"], columns=columns)
+            tokens_by_source.draw(made, ["a", "b", "c"], columns=columns)

@@ -12,22 +12,22 @@ from matplotlib.figure import Figure
 
 import sim
 from figures import of_run, save
-from figures.common.naming import METHODS
 from figures.of_runs import (
     bild_rates,
     bild_thresholds,
-    exit_schedule,
     latency_distribution,
     method_comparison,
     operations_and_bytes,
     tradeoff,
 )
 from figures.of_runs.accepted_tokens import draw as draw_accepted
-from figures.of_runs.layer_map import draw as draw_layers
+from figures.of_theory import skipdecode_schedule
+from figures.of_theory.skipdecode_layers import draw as draw_layers
 from model import published
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.interpret.account import Account
+from model.methods import registry
 from model.methods.bild.threshold_decisions import synthetic
 from model.methods.skipdecode import theory as skipdecode
 from model.published import skipdecode_analysis
@@ -96,7 +96,7 @@ def test_lossy_methods_have_no_place_in_the_trade_off_and_one_in_the_comparison(
     for axes, x in zip(figure.axes, method_comparison.AXES, strict=True):
         drawn = lines(axes)
         for name in set(rows["method"]) - {"autoregressive"}:
-            series = [line for label, line in drawn.items() if label.startswith(METHODS[name])]
+            series = [line for label, line in drawn.items() if label.startswith(registry.label(name))]
             found = set().union(*(coordinates([line]) for line in series))
             assert found == set(last.filter(method=name).select(x, "speedup").rows())
 
@@ -108,7 +108,7 @@ def test_marks_of_lossy_methods_are_hollow_and_the_legend_says_so() -> None:
     assert set(exact.values()) == {True, False}
     for name, each in exact.items():
         if name != "autoregressive":
-            series = [line for label, line in lines(figure.axes[0]).items() if label.startswith(METHODS[name])]
+            series = [line for label, line in lines(figure.axes[0]).items() if label.startswith(registry.label(name))]
             assert {line.get_markerfacecolor() == "#ffffff" for line in series} == {not each}
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     marked = {text.partition(",")[0].removesuffix(" (lossy)") for text in told if text.endswith("(lossy)")}
@@ -391,12 +391,12 @@ def test_the_scenario_has_the_settings_of_the_published_table() -> None:
 
 def test_the_schedules_of_a_run_are_drawn_once_each(tmp_path: Path, album: Album) -> None:
     table = formula("skipdecode")
-    schedules, bounds = exit_schedule.of_run(table) or ([], {})
+    schedules, bounds = skipdecode_schedule.of_run(table) or ([], {})
     assert [each[1:] for each in schedules] == [(8, 16, 1.0), (6, 10, 1.0), (5, 7, 1.0), (4, 6, 1.0)]
     assert bounds == {"layers": 24, "prompt": 60, "sequence": 160, "warm_up": 1, "source": "settings published (Table 2)"}
     (tmp_path / "run").mkdir()
     of_run(tmp_path / "run", table)
-    assert album.drawn["skipdecode_layers"][:3] == ("layer_map", (schedules,), bounds)
+    assert album.drawn["skipdecode_layers"][:3] == ("skipdecode_layers", (schedules,), bounds)
     budget = skipdecode.mean_layers(8, 16, 60, 160, 100, "half-up")
     assert draw_layers(schedules, **bounds).axes[0].get_title(loc="left").startswith(f"16 to 8 layers: {budget:.2f} layers")
 
@@ -406,12 +406,12 @@ def test_other_schedules_are_not_called_published() -> None:
     other = table.with_columns(min_layers=pl.when(min_layers=5).then(pl.lit(4)).otherwise("min_layers"))
     changes = [{"power": pl.lit(2.0)}, {"warm_up": pl.lit(2)}, {"layers": pl.lit(32)}]
     for changed in (other, *(table.with_columns(**change) for change in changes)):
-        found = exit_schedule.of_run(changed)
+        found = skipdecode_schedule.of_run(changed)
         assert found is not None
         assert found[1]["source"] == "settings assumed"
-    assert exit_schedule.of_run(table.with_columns(rounding=pl.lit("down"))) is None
-    assert exit_schedule.of_run(table.drop("sequence")) is None
-    assert exit_schedule.of_run(table.filter(method="early_exit")) is None
+    assert skipdecode_schedule.of_run(table.with_columns(rounding=pl.lit("down"))) is None
+    assert skipdecode_schedule.of_run(table.drop("sequence")) is None
+    assert skipdecode_schedule.of_run(table.filter(method="early_exit")) is None
 
 
 def test_a_traced_batch_of_unequal_texts_is_shortened_text_by_text() -> None:

@@ -28,16 +28,14 @@ from matplotlib.figure import Figure
 from figures.common.style import headed
 from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
 from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
-from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates, written_by
+from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_over_cost, match_rates, tokens_by_source
 from figures.of_papers import deck_speedups, ppd_table_3_times
 from figures.of_runs import (
     accepted_tokens,
     bild_rates,
     bild_thresholds,
     devices_held,
-    exit_schedule,
     latency_distribution,
-    layer_map,
     method_comparison,
     operations_and_bytes,
     speedup,
@@ -46,7 +44,6 @@ from figures.of_runs import (
     timeline,
     tradeoff,
 )
-from figures.of_runs.exit_schedule import Schedule
 from figures.of_theory import (
     adaptive_draft_lengths,
     best_draft_length,
@@ -55,11 +52,14 @@ from figures.of_theory import (
     early_exit_thresholds,
     hierarchical_regions,
     largest_batch,
+    skipdecode_layers,
+    skipdecode_schedule,
     verify_cost,
 )
-from model.hardware import profile
+from figures.of_theory.skipdecode_schedule import Schedule
+from model.hardware import profile, profile_files
 from model.hardware.devices import DEVICES
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from model.methods.ppd.algorithm import Parameters
 from model.published import deck_analysis
 from sim.runs.trace import record
@@ -82,7 +82,7 @@ LAYOUT = KEPT.with_name("figures_layout.json")
 
 @cache
 def profiles() -> list[profile.Profile]:
-    return [profile.load("h100-llama-2-7b")]
+    return [profile_files.load("h100-llama-2-7b")]
 
 
 def of_batches() -> pl.DataFrame:
@@ -108,9 +108,9 @@ def ranges() -> pl.DataFrame:
 
 
 def of_schedules(rows: pl.DataFrame) -> Figure:
-    found = exit_schedule.of_run(rows)
+    found = skipdecode_schedule.of_run(rows)
     assert found is not None
-    return exit_schedule.draw(found[0], **found[1])
+    return skipdecode_schedule.draw(found[0], **found[1])
 
 
 def viewed(rows: pl.DataFrame, *names: str, skip: Collection[int] = ()) -> pl.DataFrame:
@@ -278,8 +278,12 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "adaptive": lambda: adaptive_draft_lengths.draw(
         adaptive_draft_lengths.trajectories([0.8] * 40, 0.1, text="steady", replications=20)
     ),
-    "exit_schedule": lambda: exit_schedule.draw([Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, source="assumed"),
-    "layer_map": lambda: layer_map.draw([Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, warm_up=1, source="assumed"),
+    "skipdecode_schedule": lambda: skipdecode_schedule.draw(
+        [Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, source="assumed"
+    ),
+    "skipdecode_layers": lambda: skipdecode_layers.draw(
+        [Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, warm_up=1, source="assumed"
+    ),
     "predicted_measured": lambda: predicted_measured.draw(test_figures_comparison.rows(disturbed=[True, False, True, False])),
     "error_by_method": lambda: error_by_method.draw(test_figures_comparison.rows()),
     "time_parts": lambda: time_parts.draw(
@@ -297,7 +301,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "choices_bild": lambda: operations_and_bytes.draw(formula("bild").filter(pl.col("point").rank("dense") <= 16)),
     "choices_skipdecode": lambda: operations_and_bytes.draw(formula("skipdecode")),
     "largest_batch": lambda: largest_batch.draw(
-        {"H100": Measured(profiles()[0])},
+        {"H100": ProfileCosts(profiles()[0])},
         {"H100": test_figures_hardware.DRAFT},
         acceptance_rate=0.8,
         draft_length=3,
@@ -306,7 +310,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
         most=64,
         memories={"H100": DEVICES["h100"].memory_bytes},
     ),
-    "written_by": lambda: written_by.draw(*test_figures_real.decoded(), prompt=["a", " b"], title="mine"),
+    "tokens_by_source": lambda: tokens_by_source.draw(*test_figures_real.decoded(), prompt=["a", " b"], title="mine"),
     "gantt_pair": lambda: gantt_pair.draw(
         *[test_figures.INTERVALS.with_columns(pl.col("start", "end") * stretch) for stretch in (1.25, 1.0)]
     ),
@@ -329,7 +333,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "bild_records": lambda: bild_thresholds.draw(test_figures_bild.two()),
     "bild_of_run": lambda: bild_thresholds.draw(bild_thresholds.of_run(formula("bild-thresholds"))),
     "distribution_ranges": lambda: latency_distribution.draw(ranges()),
-    "exit_schedule_of_run": lambda: of_schedules(formula("skipdecode")),
+    "skipdecode_schedule_of_run": lambda: of_schedules(formula("skipdecode")),
     "timeline_bild": lambda: test_figures_timeline.drawn(record(test_figures_timeline.SCENARIO, replication=1)),
     "tradeoff_forms": lambda: tradeoff.draw(formula("ppd-forms")),
     "speedup_theory": lambda: speedup.draw(
@@ -379,7 +383,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "timeline_skipped": lambda: test_figures_timeline.drawn(record("skipdecode", point=4, tokens=3)),
     "timeline_rows": lambda: test_figures_timeline.drawn(record("early-exit", point=1, tokens=4)),
     "timeline_units": of_units,
-    "verify_cost_hardware": lambda: wide_pass_cost.draw({"H100": Measured(profiles()[0])}, batches=(1, 8), widest=6),
+    "verify_cost_hardware": lambda: wide_pass_cost.draw({"H100": ProfileCosts(profiles()[0])}, batches=(1, 8), widest=6),
 }
 
 
@@ -490,7 +494,7 @@ def test_a_figure_shows_what_it_is_meant_to(name: str) -> None:
     assert not clipped(figure), "marks are cut off"
     assert not misnamed(figure)
     assert max(text.get_fontsize() for text, _ in words(figure)) < 16, "a reader's own settings change it"
-    assert name == "written_by" or any(panel.x or panel.y for panel in shown(figure).panels), "axes say what they are of"
+    assert name == "tokens_by_source" or any(panel.x or panel.y for panel in shown(figure).panels), "axes say what they are of"
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account, Bill, Totals, Work, bill, context_of, kind_of
 from model.interpret.interpreter import count
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.adaptive import algorithm as policies
 from model.methods.adaptive import theory as adaptive
 from model.methods.autoregressive import algorithm as plain
@@ -162,7 +162,7 @@ def test_speculative_decoding(accept: list[bool], draft_length: int) -> None:
     tokens, parameters = len(accept), drafting.Parameters(3, draft_length, draft_layers=2)
     law = ByPosition(np.array(accept, float))
     (survivors,) = law.survivors(iter([np.full((tokens, 1), 0.5)]), draft_length).T.tolist()
-    world = World(1, 3, drafts={"draft": Draft("target", survivors)})
+    world = World(1, 3, drafts={"draft": DraftOutcomes("target", survivors)})
     found = count(drafting.decode(parameters, [0], tokens), world, tokens).account.totals()
     want = speculative.work(parameters, tokens, law)
     assert want is not None
@@ -203,11 +203,12 @@ def same_where_known(found: Work, want: Work, heads: tuple[str, ...] = ()) -> No
 
 
 def world_of(module: Any, parameters: Any, layers: int, luck: dict[str, list[bool]]) -> World:
+    longest = parameters.longest_draft
     lengths = {
-        name: ByPosition(np.array(row, float)).survivors(iter([np.full((len(row), 1), 0.5)]), parameters.longest)[:, 0].tolist()
+        name: ByPosition(np.array(row, float)).survivors(iter([np.full((len(row), 1), 0.5)]), longest)[:, 0].tolist()
         for name, row in luck.items()
     }
-    return World(1, layers, drafts={role: Draft(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})
+    return World(1, layers, drafts={role: DraftOutcomes(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})
 
 
 @given(BITS, st.sampled_from((1, 3)))

@@ -21,7 +21,7 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account
 from model.interpret.interpreter import Cache, count
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.beam import paths as twin
 from model.methods.beam import theory as beam
 from model.methods.beam.algorithm import Hypothesis, Parameters, decode, texts
@@ -372,7 +372,7 @@ def worlds(outcomes: Sequence[Sequence[bool]], longest: int) -> Iterator[World]:
     """A world for each sequence of outcomes by position."""
     for outcome in outcomes:
         survivors = [len(list(itertools.takewhile(bool, outcome[place:]))) for place in range(len(outcome))]
-        yield World(1, 3, drafts={"draft": Draft("target", [min(each, longest) for each in survivors])})
+        yield World(1, 3, drafts={"draft": DraftOutcomes("target", [min(each, longest) for each in survivors])})
 
 
 def walked(choice: Parameters, tokens: int, cost: UnitCost, outcomes: Sequence[Sequence[bool]]) -> Any:
@@ -692,7 +692,7 @@ def test_a_cache_that_lies_on_the_unit_takes_no_link() -> None:
 
 
 def test_the_worlds_beams() -> None:
-    world = World(2, 3, drafts={"draft": Draft("target", [1, 0, 0, 0])})
+    world = World(2, 3, drafts={"draft": DraftOutcomes("target", [1, 0, 0, 0])})
 
     def best(role: str, width: int, *hypotheses: tuple[int, float], tokens: tuple[int, ...] = (-5, 1), at: int = 1) -> Any:
         output = Forward(role, tokens, at, 0, 3, after=(-1,) * len(tokens))
@@ -825,8 +825,8 @@ def test_limits_that_are_allowed() -> None:
     assert Parameters(10_000, 250, 1000, draft_layers=10_000).draft_width == 1000
     assert Parameters(1, 0, 7, draft_beams=1000).draft_width == 1000
     widest = Parameters(1, 0, 1000, rule="per-beam", arrangement="parallel")
-    assert (widest.units, widest.longest, widest.EXACT) == (1000, 0, False)
-    assert (Parameters(1, 3, 5).units, Parameters(1, 3, 5).longest, Parameters(1, 3, 5).EXACT) == (1, 3, True)
+    assert (widest.units, widest.longest_draft, widest.exact) == (1000, 0, False)
+    assert (Parameters(1, 3, 5).units, Parameters(1, 3, 5).longest_draft, Parameters(1, 3, 5).exact) == (1, 3, True)
     assert (Parameters(1, 3, 5).draft_layers, Parameters(1, 3, 5).draft_beams) == (1, None)
 
 

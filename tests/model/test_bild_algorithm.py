@@ -18,8 +18,8 @@ from model.interpret.world import Lossy
 from model.methods.bild import paths
 from model.methods.bild import theory as formulas
 from model.methods.bild.algorithm import Parameters, decode
-from model.methods.bild.finite_bild import Prices, moments, prices, segments, starts, work
-from model.methods.bild.threshold_decisions import Independent, Recorded
+from model.methods.bild.finite_bild import SegmentPrices, moments, prices, segments, starts, work
+from model.methods.bild.threshold_decisions import Independent, RecordedDecisions
 from model.steps import Commit, Forward, Read, Steps
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
@@ -241,9 +241,9 @@ def test_what_no_choice_may_be(given_: dict[str, Any], message: str) -> None:
 
 def test_what_it_reserves() -> None:
     assert [Parameters(8, placement=name).units for name in ("together", "apart")] == [1, 2]
-    assert (Parameters(8).maximum_draft, Parameters(8, 5).longest, Parameters(8, 5).widest) == (10, 5, 6)
-    assert Parameters.roles({}) == ("draft",)
-    assert Parameters.roles({"exit_layer": 2}) == ()
+    assert (Parameters(8).maximum_draft, Parameters(8, 5).longest_draft, Parameters(8, 5).widest) == (10, 5, 6)
+    assert Parameters.roles_for({}) == ("draft",)
+    assert Parameters.roles_for({"exit_layer": 2}) == ()
     assert not Parameters.EXACT
     assert (Parameters.OUTCOMES, Parameters.COSTS) == (("decision",), ("verify_cost", "link", "early_head"))
 
@@ -339,14 +339,14 @@ def test_of_records_each_is_played_once(records: list[list[int]], form: str) -> 
     """As far as is asked for; of one token nothing is decided."""
     parameters = choice(form, 3)
     for tokens in range(1, 7):
-        found = formulas.predict(parameters, tokens, Recorded(records), COST)
+        found = formulas.predict(parameters, tokens, RecordedDecisions(records), COST)
         every = [reference([*row[: tokens - 1], 0], 3, form) for row in records]
         times = [sum(time_of(segment, form) for segment in segments_) for segments_ in every]
         assert near(found.latency, np.mean(times))
         assert near(found.latency_variance, np.var(times), atol=1e-9)
         assert near(found.rounds, np.mean([sum(1 + (segment.again > 0) for segment in segments_) for segments_ in every]))
     with pytest.raises(ParameterError, match="records must cover 6 output positions, got 5"):
-        formulas.predict(parameters, 7, Recorded(records), COST)
+        formulas.predict(parameters, 7, RecordedDecisions(records), COST)
 
 
 def test_a_prediction_is_complete() -> None:
@@ -404,14 +404,14 @@ def test_rates_by_position_go_on_from_tile_to_tile() -> None:
 
 
 def test_a_recorded_text_is_drawn_by_its_first_coin() -> None:
-    law = Recorded([[0, 1, 2], [2, 2, 2]])
+    law = RecordedDecisions([[0, 1, 2], [2, 2, 2]])
     first, second = law.sample(iter([np.array([[0.49, 0.5], [0.9, 0.1]]), np.array([[0.9, 0.1]])]))
     assert (first.tolist(), second.tolist()) == ([[0, 2], [1, 2]], [[2, 2]])
     with pytest.raises(ParameterError, match=r"records\[0, 1\] must be between 0 and 2, got 3"):
-        Recorded([[0, 3]])
+        RecordedDecisions([[0, 3]])
     for bad in ([0, 1], []):
         with pytest.raises(ParameterError, match="records must be lists of decisions, all of one length"):
-            Recorded(bad)
+            RecordedDecisions(bad)
 
 
 # --- Its work ---
@@ -443,7 +443,7 @@ def test_a_stretch_of_work_by_hand() -> None:
     # Two tokens through three layers one by one, the second unasked, then both through five: 1 + 2 positions in each of eight.
     assert early is not None
     assert early.of == {"target": Totals(3, 3 * 2 + 5, 8 * 2, 8 * 3, 3 * 3 + 5 * 2, 0, 0, 2, 3)}
-    assert work(choice("paper", 3), 2, Recorded([[0, 1]])) is None
+    assert work(choice("paper", 3), 2, RecordedDecisions([[0, 1]])) is None
 
 
 def test_starts_have_chances() -> None:
@@ -457,7 +457,7 @@ def test_starts_have_chances() -> None:
     assert near([each.unsure.sum() + each.whole for each in every], np.ones(9))
 
 
-FLAT = Prices(np.ones((3, 2, 4)), np.ones((3, 4)))
+FLAT = SegmentPrices(np.ones((3, 2, 4)), np.ones((3, 4)))
 
 
 def test_paths_take_a_block() -> None:

@@ -1,10 +1,13 @@
 """Checks of arrays: whatever is wrong with them, the message says what and where."""
 
+import pickle
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
-from model.base import checks
-from model.base.checks import ParameterError
+from model.base import checks, table_records
+from model.base.checks import ParameterError, TableError
 
 
 @pytest.mark.parametrize(
@@ -44,3 +47,25 @@ def test_infinite_and_very_large_numbers_are_told_apart(values: float | list[flo
         return
     with pytest.raises(ParameterError, match=r"must be a finite number, got -?inf"):
         checks.array("x", values)
+
+
+@dataclass(frozen=True)
+class _Law:
+    cost: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.cost < 0:
+            raise ParameterError("cost must be at least 0")
+        if self.cost > 1:
+            raise TableError("law", ".cost is not of this kind")
+
+
+@pytest.mark.parametrize("where", ["cost", "law", "method.law"])
+def test_a_message_names_the_table_once(where: str) -> None:
+    """What the message begins with has no say in it: only an error about the table goes on from its name."""
+    with pytest.raises(ParameterError, match=f"^{where}: cost must be at least 0$"):
+        table_records.build(_Law, {"cost": -1}, where)
+    with pytest.raises(ParameterError, match=rf"^{where}\.cost is not of this kind$") as caught:
+        table_records.build(_Law, {"cost": 2}, where)
+    again = pickle.loads(pickle.dumps(caught.value))  # as from a worker
+    assert (type(again), str(again)) == (TableError, str(caught.value))

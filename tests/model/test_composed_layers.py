@@ -137,7 +137,7 @@ def test_a_shape_without_others_beside_it_is_interpolated() -> None:
 
 
 def test_left_out_errors_are_relative_to_what_was_measured() -> None:
-    found = composed_layers.LeftOut(np.array([1.0, 2.0, 40.0]), np.array([0.1, -0.3, 0.5]))
+    found = composed_layers.LeaveOneOutErrors(np.array([1.0, 2.0, 40.0]), np.array([0.1, -0.3, 0.5]))
     assert found.median() == 0.3
     assert found.median(high=2) == pytest.approx(0.2)
     assert np.isnan(found.median(low=50))
@@ -172,14 +172,14 @@ def test_steps_in_context_that_go_by_bytes_are_found_again(steps: list[float]) -
 
 def test_heads_that_were_measured_are_taken_as_they_are() -> None:
     made = operations(roofline, decoded(lambda group, read, context: 1e-6 * group * read * (context + 2)))
-    attention = composed_layers.Attention(made, 32, 8, 128)
+    attention = composed_layers.AttentionTimes(made, 32, 8, 128)
     assert attention.measured
     assert float(attention(127, 4)) == pytest.approx(1e-6 * 4 * 32 * 129)
 
 
 def test_heads_that_were_not_are_those_of_their_group_that_read_as_much() -> None:
     made = operations(roofline, decoded(lambda group, read, context: 1e-6 * group * read * (context + 2)))
-    attention = composed_layers.Attention(made, 64, 16, 128)
+    attention = composed_layers.AttentionTimes(made, 64, 16, 128)
     assert not attention.measured
     for batch in (1, 2, 4):
         assert float(attention(1023, batch)) == pytest.approx(1e-6 * 4 * 16 * batch * 1025)
@@ -190,7 +190,7 @@ def test_heads_that_were_not_are_those_of_their_group_that_read_as_much() -> Non
 
 def test_attention_out_of_the_cache_is_held_to_the_memory() -> None:
     made = operations(roofline, decoded(lambda group, read, context: 1e-6))
-    attention = composed_layers.Attention(made, 32, 8, 128)
+    attention = composed_layers.AttentionTimes(made, 32, 8, 128)
     assert float(attention(4095, 8)) == 1e-6
     assert float(attention.cold(4095, 8)) == pytest.approx(2 * 8 * 8 * 4096 * 128 * 2 / BANDWIDTH)
 

@@ -13,10 +13,10 @@ from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.costs.operating_point import operating_point
 from model.hardware import cost_models
-from model.hardware.cost_models import Memory, Uniform, memory, pass_time, prompt_time, step_time
+from model.hardware.cost_models import DeviceMemory, UniformLayers, memory, pass_time, prompt_time, step_time
 from model.hardware.interpolation import NONE, Estimate
 from model.hardware.profile import Profile, Source, table_of
-from model.hardware.profile_costs import PEAKS, Measured
+from model.hardware.profile_costs import PEAKS, ProfileCosts
 from model.hardware.roofline import Efficiency, Roofline
 
 SHAPE = preset("llama-2-13b")
@@ -247,7 +247,7 @@ def test_an_efficiency_says_what_it_refuses(name):
 
 
 def test_a_pass_is_the_sum_of_what_was_measured():
-    cost = Measured(profile(SPLIT))
+    cost = ProfileCosts(profile(SPLIT))
     layers = cost.shape.layers
     found = pass_time(cost, 1, 1024, 4)
     want = layers * ((1e-4 + 4e-6) + (1e-5 + 1e-9 * 4096)) + (3e-4 + 4e-6) + 5e-6 + 1e-3
@@ -259,7 +259,7 @@ def test_a_pass_is_the_sum_of_what_was_measured():
 
 
 def test_layers_split_over_devices_have_their_own_times_and_two_reductions():
-    one, two = Measured(profile(SPLIT)), Measured(profile(SPLIT), ways=2)
+    one, two = ProfileCosts(profile(SPLIT)), ProfileCosts(profile(SPLIT), ways=2)
     size = 4 * one.shape.hidden * 2
     reduction = float(two.surface("all_reduce")(size).seconds)
     # Half of the cache for each: what a batch of half as many takes.
@@ -267,7 +267,7 @@ def test_layers_split_over_devices_have_their_own_times_and_two_reductions():
     assert float(two.layer(1, 128, 4).seconds) == pytest.approx(1e-4 / 2 + 4e-6 + attention + 2 * reduction)
     assert float(two.head(8).seconds) == pytest.approx(float(one.head(8).seconds) / 2)
     with pytest.raises(ParameterError, match="ways must be one of 1, 2, what profile tiny has, got 4"):
-        Measured(profile(SPLIT), ways=4)
+        ProfileCosts(profile(SPLIT), ways=4)
 
 
 def test_whole_layers_are_looked_up_by_how_busy_the_host_is():
@@ -276,19 +276,19 @@ def test_whole_layers_are_looked_up_by_how_busy_the_host_is():
         for w in (1, 2)
         for busy in (0, 1)
     ]
-    cost = Measured(profile(rows))
+    cost = ProfileCosts(profile(rows))
     assert float(cost.layer(2, 64, busy=1).seconds) == 1e-4 * 2 * 1.2
     with pytest.raises(ParameterError, match="busy must be one of 0, 1, what profile tiny has, got 2; measure it"):
         cost.layer(1, 64, busy=2)
     with pytest.raises(ParameterError, match="busy must be 0, what profile tiny has, got 1"):
-        Measured(profile(SPLIT)).layer(1, 128, busy=1)
+        ProfileCosts(profile(SPLIT)).layer(1, 128, busy=1)
     assert cost.missing == ("head", "embedding", "step", "send")
     assert float(cost.head(3).seconds) == float(cost.transfer(100).seconds) == 0
 
 
 @given(WIDTHS, CONTEXTS, BATCHES)
 def test_no_time_of_a_profile_is_below_what_it_was_measured_at_by_efficiency(width, context, batch):
-    cost = Measured(profile(SPLIT))
+    cost = ProfileCosts(profile(SPLIT))
     found = cost.layer(width, context, batch)
     assert float(found.seconds) > 0
     assert float(found.error) >= 0
@@ -300,7 +300,7 @@ def test_no_time_of_a_profile_is_below_what_it_was_measured_at_by_efficiency(wid
 def test_a_profile_of_something_else_is_no_cost_of_a_pass():
     rows = [{"part": "gemm", "m": 1, "n": 8, "k": 8, "time_s": 1e-5}]
     with pytest.raises(ParameterError, match="profile tiny is one of operations; a pass needs one of a model"):
-        Measured(profile(rows, kind="operations"))
+        ProfileCosts(profile(rows, kind="operations"))
 
 
 # --- passes ---
@@ -322,7 +322,7 @@ def test_prompts_and_steps():
 
 
 def test_the_papers_assumption_takes_layers_and_nothing_else():
-    cost = Uniform(SHAPE, 0.001)
+    cost = UniformLayers(SHAPE, 0.001)
     for found in (cost.head(3), cost.embedding(3), cost.step(3), cost.transfer(3)):
         assert found is NONE
     found = cost.layer(np.array([1, 9]), np.array([[0], [7], [8]]), 5)
@@ -331,10 +331,10 @@ def test_the_papers_assumption_takes_layers_and_nothing_else():
     assert cost.layer(1, 0).seconds.shape == ()
     assert (cost.ways, cost.provenance) == (1, "assumed")
     with pytest.raises(ParameterError, match=r"^seconds_per_layer must be at least 0, got -0\.5$"):
-        Uniform(SHAPE, -0.5)
+        UniformLayers(SHAPE, -0.5)
 
 
-class Counted(Uniform):
+class Counted(UniformLayers):
     """One that says what it was asked for: a part for each kind of work, and a layer for every busy unit."""
 
     def layer(self, width, context, batch=1, *, busy=0):
@@ -396,7 +396,7 @@ def test_a_pass_goes_through_layers_that_there_are(layers, got):
     assert str(caught.value) == f"layers must be {bound}, got {got}"
 
 
-class Twice(Uniform):
+class Twice(UniformLayers):
     """A pass over more than one token takes twice as long up to a batch of 5, and a little longer beyond."""
 
     def layer(self, width, context, batch=1, *, busy=0):
@@ -417,14 +417,14 @@ def test_what_is_handed_over_is_a_state_and_the_rows_of_its_layers():
 
 
 def test_what_fits_exactly_is_not_refused():
-    cost_models.refuse_too_large(Memory(6e9, 4e9, 10e9), "a100")
+    cost_models.refuse_too_large(DeviceMemory(6e9, 4e9, 10e9), "a100")
     with pytest.raises(ParameterError) as caught:
-        cost_models.refuse_too_large(Memory(6e9, 4.1e9, 10e9), "a100")
+        cost_models.refuse_too_large(DeviceMemory(6e9, 4.1e9, 10e9), "a100")
     assert str(caught.value) == (
         "weights (6.0 GB) and cache (4.1 GB) must be at most the 10.0 GB of a100, got 10.1 GB;"
         " take a smaller batch, context or model, more ways, or another device"
     )
-    assert Memory(6e9, 4e9, 0).share == float("inf")
+    assert DeviceMemory(6e9, 4e9, 0).share == float("inf")
     assert memory(SHAPE, 80e9, context=9).cache == SHAPE.cache_bytes() * 9
     assert memory(SHAPE, 80e9, context=9) == memory(SHAPE, 80e9, context=9, batch=1, ways=1)
 
@@ -434,7 +434,7 @@ def test_the_largest_batch_is_the_last_at_which_width_is_nearly_free():
     wide, one = (np.array([float(pass_time(A100, w, 512, b).seconds) for b in (most, most + 1)]) for w in (8, 1))
     assert wide[0] <= 2 * one[0]
     assert wide[1] > 2 * one[1]
-    assert cost_models.largest_batch(Uniform(SHAPE, 1e-3), 512, 8, most=16) == 16
+    assert cost_models.largest_batch(UniformLayers(SHAPE, 1e-3), 512, 8, most=16) == 16
     assert cost_models.largest_batch(A100, 0, 4096) == 0
 
 
@@ -490,7 +490,7 @@ def test_widths_may_be_texts_of_a_batch():
 
 
 def test_what_a_pass_takes_once_is_its_step_and_embedding_stands_before_its_first_layer():
-    cost = Measured(profile(SPLIT))
+    cost = ProfileCosts(profile(SPLIT))
     at = operating_point(cost, prompt=128, tokens=2)
     assert at.cost.step == pytest.approx(float(cost.step().seconds) / at.seconds_per_layer)
     assert at.cost.layer_times == (1 + float(cost.embedding(1).seconds) / at.seconds_per_layer, 1.0)
@@ -528,4 +528,4 @@ def test_an_operating_point_is_one_of_some_text(more, message):
 
 def test_layers_that_take_no_time_are_refused():
     with pytest.raises(ParameterError, match="a layer must take time, got 0 s at context 2 and batch 1"):
-        operating_point(Uniform(SHAPE, 0.0), prompt=1, tokens=2)
+        operating_point(UniformLayers(SHAPE, 0.0), prompt=1, tokens=2)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.interpreter import count
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.hierarchical import theory as hierarchical
 from model.methods.hierarchical.algorithm import READINGS, Parameters, decode
 from model.methods.hierarchical.finite_hierarchical import moments
@@ -138,7 +138,7 @@ def test_events_paths_and_counter_do_what_the_deck_says_on_every_path(
         a, b = accept[:, lane].tolist(), kept[:, lane].tolist()
         rounds = by_hand(choice, tokens, runs(a), b)
         time, busy = times(choice, rounds, cost)
-        drafts = {"medium": Draft("target", runs(a)), "draft": Draft("medium", runs(b))}
+        drafts = {"medium": DraftOutcomes("target", runs(a)), "draft": DraftOutcomes("medium", runs(b))}
         run = simulate(decode(choice, [0], tokens), tokens, Cluster(choice.units), cost, World(1, 4, drafts=drafts))
         assert (run.latency, run.busy) == (pytest.approx(time, rel=1e-12), pytest.approx(busy, rel=1e-12))
         assert (tally.time[lane], tally.busy[lane]) == (pytest.approx(time, rel=1e-12), pytest.approx(busy, rel=1e-12))
@@ -155,7 +155,7 @@ def test_events_paths_and_counter_do_what_the_deck_says_on_every_path(
         computed = arithmetic(rounds, cost)
         assert tally.operations[lane] == pytest.approx(computed, rel=1e-12)
         assert hierarchical.operations(choice, cost, run.rounds, run.account) == pytest.approx(computed, rel=1e-12)
-    assert (np.arange(choice.longest + 1) + 1) @ tally.accepted == tokens * BLOCK  # accepted and one more, in every round
+    assert (np.arange(choice.longest_draft + 1) + 1) @ tally.accepted == tokens * BLOCK  # accepted and one more, in every round
 
 
 def test_accepted_lengths_of_the_paths_are_those_of_the_rounds() -> None:
@@ -174,7 +174,7 @@ def test_accepted_lengths_of_the_paths_are_those_of_the_rounds() -> None:
 @pytest.mark.parametrize("reading", READINGS)
 def test_a_longer_prompt_is_read_once_by_each_model(reading: str) -> None:
     choice, prompt = chosen(reading, 3), [0, 0, 0]
-    drafts = {"medium": Draft("target", [9] * 9), "draft": Draft("medium", [9] * 9)}
+    drafts = {"medium": DraftOutcomes("target", [9] * 9), "draft": DraftOutcomes("medium", [9] * 9)}
     steps = decode(choice, [0, 1, 2], 6)
     seen: list[Forward] = []
     world, answer = World(len(prompt), 4, drafts=drafts), None
@@ -199,7 +199,7 @@ def test_a_longer_prompt_is_read_once_by_each_model(reading: str) -> None:
 
 
 def test_three_units_have_a_model_each() -> None:
-    drafts = {"medium": Draft("target", [9] * 9), "draft": Draft("medium", [0] * 9)}
+    drafts = {"medium": DraftOutcomes("target", [9] * 9), "draft": DraftOutcomes("medium", [0] * 9)}
     cost = UnitCost(4, cost_ratio=0.25, medium_cost_ratio=0.5)
     for reading in READINGS:
         steps = decode(chosen(reading, 2, placement="apart"), [0], 5)
@@ -256,7 +256,7 @@ MEDIUM = [Iid(0.7), Iid(1.0), Iid(0.0), Markov(0.6, 0.6), Markov(0.5, -0.5), ByP
 def enumerated(choice: Parameters, tokens: int, large: Any, medium: Any, cost: UnitCost) -> list[float]:
     total = np.zeros(7)
     others = list(coin_paths(medium, tokens - 1))
-    for survive, chance in survivor_paths(large, tokens - 1, choice.longest):
+    for survive, chance in survivor_paths(large, tokens - 1, choice.longest_draft):
         for coins, other in others:
             rounds = by_hand(choice, tokens, [*survive, 0], [*coins, False])
             time, busy = times(choice, rounds, cost)
@@ -332,7 +332,7 @@ def test_operations_are_the_tokens_of_all_passes_but_for_those_read_late(reading
     for gamma, inner, rate in itertools.product((1, 3, 4), (1, 2), (0.0, 0.6, 1.0)):
         choice, tokens = chosen(reading, gamma, inner), 25
         kept = [runs((rng.random(40) < rate).tolist()) for _ in range(2)]
-        drafts = {"medium": Draft("target", kept[0]), "draft": Draft("medium", kept[1])}
+        drafts = {"medium": DraftOutcomes("target", kept[0]), "draft": DraftOutcomes("medium", kept[1])}
         widths: Counter[str] = Counter()
         steps, world, written, answer = decode(choice, [0], tokens), World(1, 4, drafts=drafts), list[int](), None
         world.written = written
@@ -439,7 +439,7 @@ def test_together_all_models_stay_on_one_unit_however_many_there_are() -> None:
     cost = UnitCost(4, cost_ratio=0.25, medium_cost_ratio=0.5, link=1.0)
 
     def play(units: int) -> tuple[float, int]:
-        world = World(1, 4, drafts={"medium": Draft("target", [1] * 9), "draft": Draft("medium", [1] * 9)})
+        world = World(1, 4, drafts={"medium": DraftOutcomes("target", [1] * 9), "draft": DraftOutcomes("medium", [1] * 9)})
         run = simulate(decode(choice, [0], 9), 9, Cluster(units), cost, world)
         return run.latency, run.peak_units
 

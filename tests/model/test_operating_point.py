@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model.architectures.transformer import Shape, preset
 from model.base.checks import ParameterError
 from model.costs.operating_point import operating_point
-from model.hardware.cost_models import Uniform, bytes_of_state, pass_time
+from model.hardware.cost_models import UniformLayers, bytes_of_state, pass_time
 from model.hardware.interpolation import Estimate
 
 LLAMA, SMALL = preset("llama-2-13b"), preset("llama-68m")
@@ -134,7 +134,7 @@ def test_what_is_left_out_is_one_text_alone_that_hands_nothing_over():
     assert said == operating_point(target, prompt=5, tokens=7, batch=3, widest=4, texts=False)
     assert operating_point(target, prompt=0, tokens=1).cost.cost_ratio is None
     # What takes nothing besides its layers has layers of one time each.
-    assert operating_point(Uniform(LLAMA, 0.5), prompt=0, tokens=1).cost.layer_times is None
+    assert operating_point(UniformLayers(LLAMA, 0.5), prompt=0, tokens=1).cost.layer_times is None
 
 
 def test_further_costs_are_added_or_stand():
@@ -151,7 +151,7 @@ def test_further_costs_are_added_or_stand():
         (Made(LLAMA), {"tokens": 0}, "tokens must be at least 1, got 0"),
         (Made(LLAMA), {"batch": 0}, "batch must be at least 1, got 0"),
         (Made(LLAMA), {"batch": 1.5}, "batch must be a whole number, got 1.5"),
-        (Uniform(LLAMA, 0.0), {"batch": 4, "tokens": 6}, "a layer must take time, got 0 s at context 4 and batch 4"),
+        (UniformLayers(LLAMA, 0.0), {"batch": 4, "tokens": 6}, "a layer must take time, got 0 s at context 4 and batch 4"),
     ],
 )
 def test_an_operating_point_says_what_it_refuses(target, more, message):

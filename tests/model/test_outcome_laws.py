@@ -159,12 +159,12 @@ def test_a_higher_rate_only_turns_misses_into_matches() -> None:
 @pytest.mark.parametrize(
     ("law", "arguments", "message"),
     [
-        (Iid, (1.1,), "match_rate must be between 0 and 1, got 1.1"),
-        (Iid, ([0.5, float("nan")],), r"match_rate\[1\] must be between 0 and 1, got nan"),
-        (ByPosition, ([0.5, -1],), r"match_rates\[1\] must be between 0 and 1, got -1"),
-        (ByPosition, ([[0.5]],), "match_rates must be a list of rates"),
-        (ByPosition, ([],), "match_rates must be a list of rates"),
-        (ByPosition, (0.5,), "match_rates must be a list of rates"),
+        (Iid, (1.1,), "rate must be between 0 and 1, got 1.1"),
+        (Iid, ([0.5, float("nan")],), r"rate\[1\] must be between 0 and 1, got nan"),
+        (ByPosition, ([0.5, -1],), r"rates\[1\] must be between 0 and 1, got -1"),
+        (ByPosition, ([[0.5]],), "rates must be a list of rates"),
+        (ByPosition, ([],), "rates must be a list of rates"),
+        (ByPosition, (0.5,), "rates must be a list of rates"),
         (Markov, (0.5, 1.5), "correlation must be between -1 and 1, got 1.5"),
         (Markov, (0.2, -0.5), "correlation must be at least -min"),
         (Markov, (0.8, -0.5), "correlation must be at least -min"),

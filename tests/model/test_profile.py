@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.base.checks import ParameterError
-from model.hardware import profile
-from model.hardware.profile import AXES, SCHEMA_VERSION, UNITS, Profile, Source, table_of
+from model.hardware import profile, profile_files
+from model.hardware.profile import AXES, UNITS, Profile, Source, table_of
+from model.hardware.profile_files import SCHEMA_VERSION
 
 ROWS = [
     {"part": "layer", "width": width, "context": context, "batch": 1, "time_s": 1e-4 * (1 + width / 100 + context / 1e4)}
@@ -35,8 +36,8 @@ def made(rows=ROWS, **more):
 
 def test_what_is_written_comes_back(tmp_path):
     one = made()
-    path = profile.save(one, tmp_path / "new")
-    other = profile.load(path)
+    path = profile_files.save(one, tmp_path / "new")
+    other = profile_files.load(path)
     assert {name: value for name, value in vars(other).items() if name != "table"} == {
         name: value for name, value in vars(one).items() if name != "table"
     }
@@ -57,7 +58,7 @@ def test_any_times_come_back_to_the_last_bit(tmp_path_factory, data):
     where = [dict(zip(axes, point, strict=True)) for point in points]
     rows = [{"part": part, "time_s": time, **each} for each, time in zip(where, times, strict=True)]
     folder = tmp_path_factory.mktemp("p")
-    found = profile.load(profile.save(made(rows), folder)).rows(part)
+    found = profile_files.load(profile_files.save(made(rows), folder)).rows(part)
     assert found["time_s"].to_list() == times
     assert found.select(axes).rows() == points
 
@@ -146,7 +147,7 @@ def test_a_profile_says_what_it_is(more, message):
 @pytest.fixture
 def written(tmp_path):
     """A profile's file, and how to change what its JSON says."""
-    path = profile.save(made(), tmp_path)
+    path = profile_files.save(made(), tmp_path)
 
     def change(**more):
         said = json.loads(path.read_text()) | more
@@ -186,40 +187,40 @@ def written(tmp_path):
 )
 def test_files_that_are_not_as_written_are_refused(written, more, message):
     with pytest.raises(ParameterError) as caught:
-        profile.load(written(**more))
+        profile_files.load(written(**more))
     assert str(caught.value).startswith(message)
 
 
 def test_damaged_files_are_refused(tmp_path):
-    path = profile.save(made(), tmp_path)
+    path = profile_files.save(made(), tmp_path)
     data = path.with_suffix(".parquet")
     content, text = data.read_bytes(), path.read_text()
     for damaged in (content[:-20], content[: len(content) // 2], b"", content[:50] + b"x" + content[51:]):
         data.write_bytes(damaged)
         with pytest.raises(ParameterError, match="is not the one that it was written with"):
-            profile.load(path)
+            profile_files.load(path)
     data.unlink()
     with pytest.raises(ParameterError, match=r"its table tiny\.parquet is not beside it"):
-        profile.load(path)
+        profile_files.load(path)
     for damaged in ("", text[:100], "[1, 2]", "\x00\x01"):
         path.write_text(damaged)
         with pytest.raises(ParameterError, match=r"tiny\.json: (it cannot be read as JSON|it is not a profile)"):
-            profile.load(path)
+            profile_files.load(path)
 
 
 def test_what_is_no_profile_is_said_to_be_none(tmp_path):
     with pytest.raises(ParameterError, match=r"unknown profile 'h100-nobody'.*or give the path of a profile's \.json"):
-        profile.load("h100-nobody")
+        profile_files.load("h100-nobody")
     with pytest.raises(ParameterError, match=r"nobody\.json: there is no such file"):
-        profile.load(tmp_path / "nobody.json")
+        profile_files.load(tmp_path / "nobody.json")
     with pytest.raises(ParameterError, match=r"a profile is named by its \.json file, got tiny\.parquet"):
-        profile.load(tmp_path / "tiny.parquet")
+        profile_files.load(tmp_path / "tiny.parquet")
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path):
     one = replace(made(), facts={"clock": object()})
     with pytest.raises(TypeError, match="not JSON serializable"):
-        profile.save(one, tmp_path)
+        profile_files.save(one, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -417,7 +418,7 @@ def test_what_is_written_twice_is_there_once_and_readable_as_text(tmp_path):
     sources = (Source("by hand", "rows.csv", "c0ffee", "MIT", "0" * 64, ("layer",)), Source("elsewhere", "naïve.csv"))
     one = made(sources=sources, shape=SHAPE | {"biases": ["qkv"]}, notes=("naïve", "b"))
     for _ in range(2):
-        path = profile.save(one, str(folder))
+        path = profile_files.save(one, str(folder))
     assert path == folder / "tiny.json"
     assert sorted(each.name for each in folder.iterdir()) == ["tiny.json", "tiny.parquet"]
     text = path.read_text(encoding="utf-8")
@@ -426,16 +427,16 @@ def test_what_is_written_twice_is_there_once_and_readable_as_text(tmp_path):
     assert said["sources"][0] == vars(sources[0]) | {"parts": ["layer"]}
     assert (said["bandwidth_bytes_per_s"], said["rate_flop_per_s"], said["cache_bytes"], said["rows"]) == (1e10, 1e11, 1e6, 8)
     # Lists of a shape come back as what shapes are made of.
-    back = profile.load(str(path))
+    back = profile_files.load(str(path))
     assert back.shape["biases"] == ("qkv",)
     assert (back.sources, back.notes) == (sources, ("naïve", "b"))
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
-    profile.save(made(), tmp_path)
+    profile_files.save(made(), tmp_path)
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
     with pytest.raises(TypeError, match="not JSON serializable"):
-        profile.save(made(ROWS[:7], facts={"clock": object()}), tmp_path)
+        profile_files.save(made(ROWS[:7], facts={"clock": object()}), tmp_path)
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
     seen = []
 
@@ -445,7 +446,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(OSError, match="full"):
-        profile.save(made(ROWS[:7]), tmp_path)
+        profile_files.save(made(ROWS[:7]), tmp_path)
     # Both were there whole, hidden, before either took its place.
     ((data, said),) = (sorted(each, key=lambda name: "parquet" not in name) for each in seen)
     assert data.startswith(".tiny.parquet.")
@@ -470,11 +471,11 @@ def test_whole_messages_about_files(written, tmp_path):
             "sources must each have repository, file, commit, licence, sha256 and parts: sources[0].commit is missing",
         ),
     ):
-        assert refusal(profile.load, written(**more)) == f"tiny.json: {message}"
+        assert refusal(profile_files.load, written(**more)) == f"tiny.json: {message}"
         path.write_text(json.dumps(good))
     for key in good:
         said = "it is not a profile: schema_version is missing" if key == "schema_version" else f"{key} is missing"
-        assert refusal(profile.load, written(**{key: ...})) == f"tiny.json: {said}"
+        assert refusal(profile_files.load, written(**{key: ...})) == f"tiny.json: {said}"
         path.write_text(json.dumps(good))
     for text, message in (
         ("[1, 2]", "it is not a profile: schema_version is missing"),
@@ -482,34 +483,34 @@ def test_whole_messages_about_files(written, tmp_path):
         ("{", "it cannot be read as JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
     ):
         path.write_text(text)
-        assert refusal(profile.load, path) == f"tiny.json: {message}"
+        assert refusal(profile_files.load, path) == f"tiny.json: {message}"
     path.write_text(json.dumps(good))
     (tmp_path / "tiny.parquet").unlink()
-    assert refusal(profile.load, path) == "tiny.json: its table tiny.parquet is not beside it"
-    assert refusal(profile.load, tmp_path / "no.json") == "no.json: there is no such file"
+    assert refusal(profile_files.load, path) == "tiny.json: its table tiny.parquet is not beside it"
+    assert refusal(profile_files.load, tmp_path / "no.json") == "no.json: there is no such file"
     (tmp_path / "folder.json").mkdir()
-    assert refusal(profile.load, tmp_path / "folder.json") == "folder.json: it cannot be read: Is a directory"
+    assert refusal(profile_files.load, tmp_path / "folder.json") == "folder.json: it cannot be read: Is a directory"
     for other in (tmp_path / "tiny.parquet", tmp_path / "tiny"):
-        assert refusal(profile.load, other) == (
+        assert refusal(profile_files.load, other) == (
             f"a profile is named by its .json file, got {other.name}; the table beside it is found by itself"
         )
 
 
 def test_bundled_profiles_go_by_their_names(monkeypatch, tmp_path):
-    known = profile.names()
+    known = profile_files.names()
     assert known == sorted(known)
     assert "h100-llama-2-13b" in known
-    made_ = profile.load("h100-llama-2-13b")
+    made_ = profile_files.load("h100-llama-2-13b")
     assert made_.name == "h100-llama-2-13b"
     listed = ", ".join(known)
-    assert refusal(profile.load, "zzzz") == f"unknown profile 'zzzz'; known: {listed}; or give the path of a profile's .json"
+    assert refusal(profile_files.load, "zzzz") == f"unknown profile 'zzzz'; known: {listed}; or give the path of a profile's .json"
     # A file in the folder where one is, by its name alone.
-    profile.save(made(), tmp_path)
+    profile_files.save(made(), tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert profile.load("tiny.json").name == "tiny"
-    monkeypatch.setattr(profile, "_bundled", lambda: tmp_path)
+    assert profile_files.load("tiny.json").name == "tiny"
+    monkeypatch.setattr(profile_files, "_bundled", lambda: tmp_path)
     (tmp_path / "notes.txt").write_text("")
-    assert profile.names() == ["tiny"]
-    assert profile.load("tiny").name == "tiny"
-    monkeypatch.setattr(profile, "_bundled", lambda: tmp_path / "nowhere")
-    assert profile.names() == []
+    assert profile_files.names() == ["tiny"]
+    assert profile_files.load("tiny").name == "tiny"
+    monkeypatch.setattr(profile_files, "_bundled", lambda: tmp_path / "nowhere")
+    assert profile_files.names() == []

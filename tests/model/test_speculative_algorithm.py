@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from model.base.checks import ParameterError
 from model.interpret import interpreter
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import MAX_DRAFT, Guess, Model, Parameters
 from model.steps import Commit, Forward, Read
@@ -22,7 +22,7 @@ def decoded(
 ) -> tuple[list[Forward], list[Commit]]:
     """Passes and commits of a decoding of as many tokens as there are numbers of survivors."""
     parameters = Parameters(LAYERS, **choice)
-    world = World(prompt, LAYERS, drafts={"draft": Draft("target", survivors)})
+    world = World(prompt, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)})
     steps = speculative.decode(parameters, range(prompt), len(survivors), () if stop is None else (stop,))
     passes, commits, answer = [], [], None
     written: list[int] = []
@@ -152,7 +152,7 @@ def test_rounds_follow_each_other_as_the_survivors_say(survivors: list[int], gam
         at += kept + 1
     parameters = Parameters(LAYERS, gamma, sampled)
     steps = speculative.decode(parameters, range(prompt), n)
-    found = interpreter.count(steps, World(prompt, LAYERS, drafts={"draft": Draft("target", survivors)}), n)
+    found = interpreter.count(steps, World(prompt, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)}), n)
     assert sorted(found.rounds.elements()) == sorted(want)
     assert found.tokens == list(range(prompt, prompt + n))
     assert found.passes_of["target"] == len(want) + (prompt > 1)
@@ -166,14 +166,14 @@ def test_rounds_follow_each_other_as_the_survivors_say(survivors: list[int], gam
 def test_what_a_choice_says_of_itself() -> None:
     choice = Parameters(40, 3)
     assert (choice.sampled, choice.placement, choice.draft_layers) == (False, "together", 1)
-    assert (choice.longest, choice.units, Parameters(40, 3, placement="apart").units) == (3, 1, 2)
+    assert (choice.longest_draft, choice.units, Parameters(40, 3, placement="apart").units) == (3, 1, 2)
     assert (Parameters.OUTCOMES, Parameters.ROLES, Parameters.EXACT) == (("accept",), ("draft",), True)
     assert dict(Parameters.IMITATES) == {"draft": ("target", "accept")}
     assert dict(Parameters.ALIASES) == {"num_speculative_tokens": "draft_length"}
     assert Model("target", 4, 0) == Model("target", 4, 0, 0, False)
     assert MAX_DRAFT == 250  # a place in a draft, and the one behind it, fit a byte
-    assert Parameters(1, MAX_DRAFT).longest == MAX_DRAFT
-    assert Parameters(1, 0).longest == 0
+    assert Parameters(1, MAX_DRAFT).longest_draft == MAX_DRAFT
+    assert Parameters(1, 0).longest_draft == 0
 
 
 @pytest.mark.parametrize(

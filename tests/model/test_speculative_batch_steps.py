@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from model.base.checks import ParameterError
 from model.interpret import interpreter
 from model.interpret.account import Account
-from model.interpret.world import Draft, World, together
+from model.interpret.world import DraftOutcomes, World, together
+from model.methods.draft_model import PLACEMENTS
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Model, Parameters
 from model.steps import CacheError, Commit, Forward, Read, Steps
@@ -20,13 +21,13 @@ LAYERS = 5
 
 
 def world(survivors: Sequence[int], prompt: int = 1) -> World:
-    return World(prompt, LAYERS, drafts={"draft": Draft("target", survivors)})
+    return World(prompt, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)})
 
 
 def steps_of(steps: Steps, answers: World, wanted: int = 10**6) -> list[Any]:
     """All that a process asks for; passes answer for themselves."""
     found: list[Any] = []
-    out = interpreter.Work()
+    out = interpreter.CountedWork()
     answers.written, answers.put_out = out.tokens, out.texts
     answer: Any = None
     while len(out.tokens) < wanted:
@@ -46,7 +47,7 @@ def steps_of(steps: Steps, answers: World, wanted: int = 10**6) -> list[Any]:
 def one_at_a_time(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     """Algorithm 1 for one text, as the paper has it."""
     text, end = list(prompt), len(prompt) + tokens
-    drafter = yield from speculative.start(parameters, text)
+    drafter = yield from speculative.start(parameters, text, parameters.sampled)
     while len(text) < end:
         guesses = yield from speculative.draft(drafter, text, min(parameters.draft_length, end - len(text) - 1))
         kept, token = yield from speculative.verify(Model("target", LAYERS, 0), text, guesses, parameters.sampled)
@@ -56,7 +57,7 @@ def one_at_a_time(parameters: Parameters, prompt: Sequence[int], tokens: int) ->
 
 LUCK = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=9), min_size=1, max_size=5)
 CHOICES = st.fixed_dictionaries({
-    "draft_length": st.integers(0, 4), "sampled": st.booleans(), "placement": st.sampled_from(speculative.PLACEMENTS),
+    "draft_length": st.integers(0, 4), "sampled": st.booleans(), "placement": st.sampled_from(PLACEMENTS),
 })  # fmt: skip
 
 
@@ -210,11 +211,11 @@ def test_what_passes_over_unequal_texts_attend_to_and_read() -> None:
 
 def test_what_a_choice_of_batches_says_of_itself() -> None:
     choice = Parameters(LAYERS, 3, sequences=4, batching="static", lengths=(5, 2))
-    assert (choice.texts, choice.widest, choice.outputs_of(5), choice.steps_of(5)) == (2, 8, 7, 5)
+    assert (choice.decoded_sequences, choice.widest, choice.outputs_of(5), choice.steps_of(5)) == (2, 8, 7, 5)
     four = Parameters(LAYERS, 3, sequences=4, batching="static")
-    assert (four.texts, four.widest) == (4, 16)
+    assert (four.decoded_sequences, four.widest) == (4, 16)
     one = Parameters(LAYERS, 3)
-    assert (one.texts, one.widest, one.outputs_of(5), one.steps_of(5)) == (1, 4, 5, 5)
+    assert (one.decoded_sequences, one.widest, one.outputs_of(5), one.steps_of(5)) == (1, 4, 5, 5)
     for wrong in ({"sequences": 0}, {"lengths": ()}, {"lengths": (0,)}):
         with pytest.raises(ParameterError, match=r"sequences|lengths"):
             Parameters(LAYERS, 3, **wrong)  # type: ignore[arg-type]

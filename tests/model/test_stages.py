@@ -34,11 +34,11 @@ def chance(law: Law, matches: tuple[bool, ...]) -> float:
     product, last = 1.0, None
     for index, match in enumerate(matches):
         if isinstance(law, ByPosition):
-            p = law.match_rates[index]
+            p = law.rates[index]
         elif isinstance(law, Markov) and last is not None:
-            p = law.match_rate + law.correlation * (last - law.match_rate)
+            p = law.rate + law.correlation * (last - law.rate)
         else:
-            p = law.match_rate  # type: ignore[attr-defined]
+            p = law.rate  # type: ignore[attr-defined]
         product, last = product * float(p if match else 1 - p), match
     return product
 

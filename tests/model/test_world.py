@@ -2,7 +2,7 @@
 
 import itertools
 
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.steps import Forward, Read
 
 PROMPT, LAYERS = 3, 8
@@ -20,7 +20,7 @@ def test_each_token_of_a_pass_can_be_asked_about() -> None:
 
 
 def test_a_draft_is_right_as_long_as_it_survives_from_where_it_started() -> None:
-    world = World(PROMPT, LAYERS, drafts={"draft": Draft("target", [2, 0, 3, 1, 0])})
+    world = World(PROMPT, LAYERS, drafts={"draft": DraftOutcomes("target", [2, 0, 3, 1, 0])})
 
     def says(token: int, at: int) -> object:
         return world.read(Read("next", after(token, at=at, layer=1, role="draft")))
@@ -33,7 +33,7 @@ def test_a_draft_is_right_as_long_as_it_survives_from_where_it_started() -> None
 
 
 def test_a_draft_of_a_draft_may_agree_with_it_where_it_is_wrong() -> None:
-    world = World(1, LAYERS, drafts={"medium": Draft("target", [0, 1]), "draft": Draft("medium", [1, 0])})
+    world = World(1, LAYERS, drafts={"medium": DraftOutcomes("target", [0, 1]), "draft": DraftOutcomes("medium", [1, 0])})
     medium, draft, target = (
         world.read(Read("next", after(0, at=0, layer=LAYERS, role=role))) for role in ("medium", "draft", "target")
     )

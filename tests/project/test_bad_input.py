@@ -434,11 +434,11 @@ def test_in_a_process_of_its_own(arguments: list[str], tmp_path: Path) -> None:
 def test_a_bound_that_is_said_is_the_bound(rate: float) -> None:
     """Beyond it a correlation is refused, and up to it taken."""
     with pytest.raises(ParameterError, match="correlation must be between") as caught:
-        match_outcomes.Markov(rate, -1.0)
+        match_outcomes.CorrelatedMatches(rate, -1.0)
     low = float(str(caught.value).split("between ")[1].split(" and ")[0])
-    assert match_outcomes.Markov(rate, low * (1 - 1e-4)).correlation > low
+    assert match_outcomes.CorrelatedMatches(rate, low * (1 - 1e-4)).correlation > low
     with pytest.raises(ParameterError, match=r"and 1 at match_rate=0\.\d+, got -"):
-        match_outcomes.Markov(rate, low * (1 + 1e-4))
+        match_outcomes.CorrelatedMatches(rate, low * (1 + 1e-4))
 
 
 def test_a_time_that_is_next_to_none_is_refused() -> None:

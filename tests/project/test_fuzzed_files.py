@@ -27,13 +27,13 @@ from calibrate.measured_runs import run_plan
 from calibrate.validation import validation_page
 from figures.common import subject
 from model.architectures import transformer
-from model.hardware import devices, profile
+from model.hardware import devices, profile_files
 from model.logs import measured_runs, position_log, read_log
 from sim.commands.sim_app import app as sim
-from tests.calibrate.test_importers import TABLES
 from tests.calibrate.test_prompts import NESTED, ROWS
 from tests.calibrate.test_validation import STAMPS, without_room, write_run
 from tests.support.comparisons import decoded, profiles, runs_of
+from tests.support.foreign_tables import TABLES
 from tests.support.fuzzing import bytes_of, ended, folder, fuzzed, json_of, lines_of, read, rows_of, spoiled, table_of, written
 
 pytestmark = pytest.mark.slow
@@ -177,8 +177,10 @@ def measured() -> tuple[dict[str, bytes], pl.DataFrame, pl.DataFrame]:
     ]  # fmt: skip
     found = runs_of(made, clock, units=[1, 1, 2])
     with folder() as here:
-        named = {role: profile.save(clock[role], here).name for role in found.log.models}
-        measured_runs.save(measured_runs.Runs(found.log, found.table, dict(found.about) | {"profiles": named}), here / "own.json")
+        named = {role: profile_files.save(clock[role], here).name for role in found.log.models}
+        measured_runs.save(
+            measured_runs.MeasuredRuns(found.log, found.table, dict(found.about) | {"profiles": named}), here / "own.json"
+        )
         return {path.name: path.read_bytes() for path in here.iterdir()}, found.table, found.log.table()
 
 
@@ -220,10 +222,10 @@ profile = "mine.json"
 
 @lru_cache(maxsize=3)
 def profiled(name: str) -> tuple[dict[str, bytes], pl.DataFrame]:
-    found = profile.load(name)
+    found = profile_files.load(name)
     table = found.table.gather_every(max(1, found.table.height // 300))
     with folder() as here:
-        profile.save(dataclasses.replace(found, name="mine", table=table), here)
+        profile_files.save(dataclasses.replace(found, name="mine", table=table), here)
         return {path.name: path.read_bytes() for path in here.iterdir()}, table
 
 

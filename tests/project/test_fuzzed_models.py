@@ -54,7 +54,7 @@ def model() -> dict[str, bytes]:
         exit_heads.train(
             model_directory.load(path),
             family.text(),
-            exit_heads.Settings(epochs=0.1, batch=4, length=32),
+            exit_heads.HeadTrainingSettings(epochs=0.1, batch=4, length=32),
             path / model_directory.HEADS,
         )
         return {each.name: each.read_bytes() for each in path.iterdir()}
@@ -121,7 +121,7 @@ def test_heads(data: st.DataObject) -> None:
 # --- work that was broken off ---
 
 
-def work_of_six_steps() -> training.Work:
+def work_of_six_steps() -> training.TrainingJob:
     """A matrix on its way to nothing."""
     torch.manual_seed(0)
     module = torch.nn.Linear(4, 4)
@@ -132,7 +132,7 @@ def work_of_six_steps() -> training.Work:
         loss.backward()
         return loss.detach()
 
-    return training.Work(module, optimizers, learn, lambda: 1.0, lambda _: 0.01, 6, '{"some": 1}')
+    return training.TrainingJob(module, optimizers, learn, lambda: 1.0, lambda _: 0.01, 6, '{"some": 1}')
 
 
 @lru_cache(maxsize=1)
@@ -189,7 +189,9 @@ def work_of(kind: str) -> Callable[..., Any]:
         return lambda here, **more: quality.measure(
             here / "rows.csv", told, "early_exit", models, PROMPTS, 3, settings, **more
         )  # fmt: skip
-    plan = measure_runs.Plan([measure_runs.Wanted("autoregressive", {}, prompt, str(prompt)) for prompt in PROMPTS], 3, 2)
+    plan = measure_runs.MeasurementPlan(
+        [measure_runs.Wanted("autoregressive", {}, prompt, str(prompt)) for prompt in PROMPTS], 3, 2
+    )
     return lambda here, **more: measure_runs.measure(here / "runs.json", plan, models, **more)
 
 
@@ -233,7 +235,7 @@ def test_raw_rows(data: st.DataObject) -> None:
         (here / "x.jsonl").write_bytes(data.draw(rows_of(raw())))
 
         def gone_on() -> None:
-            rows = timing_grid.Rows(here / "x.jsonl", said, resume=True)
+            rows = timing_grid.RawTimings(here / "x.jsonl", said, resume=True)
             rows.done()
             best = SimpleNamespace(best={name: said[name] for name in profile_from_timings.CEILINGS})
             profile_from_timings.write(

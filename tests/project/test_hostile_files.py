@@ -23,7 +23,7 @@ from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.logs import position_log
 from sim.commands.sim_app import app as sim
-from tests.calibrate.test_importers import TABLES
+from tests.support.foreign_tables import TABLES
 from tests.support.fuzzing import OWN, READERS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from model.hardware import profile
+from model.hardware import profile_files
 from model.logs import measured_runs
 from tests.support.comparisons import every
 
@@ -21,7 +21,7 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "06_predicted_aga
 def made(folder: Path) -> Path:
     """Runs with the profiles of their sitting beside them."""
     found, profiles = every()
-    files = {role: profile.save(each, folder).name for role, each in profiles.items()}
+    files = {role: profile_files.save(each, folder).name for role, each in profiles.items()}
     return measured_runs.save(dataclasses.replace(found, about=dict(found.about) | {"profiles": files}), folder / "some.json")
 
 

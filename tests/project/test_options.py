@@ -7,10 +7,7 @@ heeds its arguments is tested where it is, and `EFFECTS` says by which test each
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
-import importlib
-import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -31,49 +28,9 @@ from calibrate.timing.single_pass import Effort
 from model.base.checks import ParameterError
 from sim.commands.sim_app import app as sim_app
 from sim.runs import sweep
+from tests.support.recorded_calls import APPS, ReachedError, Record, no_bar, ran
 
 TESTS = {path.name: path for path in Path(__file__).parents[1].rglob("test_*.py")}
-APPS = {"sim": sim_app, "calibrate": calibrate_app}
-
-
-class ReachedError(Exception):
-    """The work itself, which is not done here."""
-
-
-class Record:
-    """Calls of functions by their dotted names, with the names of their arguments."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.patch = patch
-        self.calls: dict[str, dict[str, Any]] = {}
-
-    def replace(self, name: str, answer: Any = ReachedError) -> None:
-        """Have a function record its arguments and give this answer: a function of them, a value, or an exception."""
-        module, _, function = name.rpartition(".")
-        owner = importlib.import_module(module)
-        signature = inspect.signature(getattr(owner, function))
-
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            self.calls[name] = dict(bound.arguments)
-            if answer is ReachedError:
-                raise ReachedError
-            return answer(**bound.arguments) if callable(answer) else answer
-
-        self.patch.setattr(owner, function, recorded)
-
-
-def ran(command: str, words: str = "") -> None:
-    """Run a command until it reaches the work."""
-    program, *verbs = command.split()
-    done = CliRunner().invoke(APPS[program], [*verbs, *words.split()])
-    assert isinstance(done.exception, ReachedError), (done.output, done.exception)
-
-
-@contextlib.contextmanager
-def no_bar() -> Iterator[str]:
-    yield "a bar"
 
 
 MODELS = {"decoder": SimpleNamespace(layers=8, vocabulary=99, heads={}), "name": "made", "checksum": "0", "has_encoder": False}
@@ -455,15 +412,15 @@ def test_a_large_grid_is_run_where_that_is_said(tmp_path: Path, monkeypatch: pyt
 def test_a_run_has_a_million_shards_at_most_and_says_how_long_more_would_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sim.runs.shard_plan import Plan
+    from sim.runs.shard_plan import ShardPlan
 
     tables = {"scenario": {"name": "many", "tokens": 2, "views": ["formula"]}, "method": {"name": "autoregressive", "layers": 4}}
-    monkeypatch.setattr(Plan, "estimate", lambda self: 7200.0)
-    monkeypatch.setattr(Plan, "count", lambda self: 1_000_001)
+    monkeypatch.setattr(ShardPlan, "estimate", lambda self: 7200.0)
+    monkeypatch.setattr(ShardPlan, "count", lambda self: 1_000_001)
     with pytest.raises(ValueError, match=r"1,000,000 shards, got 1,000,001 \(about 2 hours on one core\); take fewer points"):
         sweep.run(tables, out=tmp_path / "out", jobs=1)
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(Plan, "count", lambda self: 1_000_000)
+    monkeypatch.setattr(ShardPlan, "count", lambda self: 1_000_000)
     assert sweep.run(tables, out=tmp_path / "out", jobs=1).rows == 1
 
 
@@ -621,7 +578,7 @@ def test_what_was_found_is_printed_and_is_the_document(command: str, record: Rec
     more, answer, lines, document = ANSWERS[command]
     profiled = SimpleNamespace(engine="an engine", bandwidth=1.024e9)
     profiled.rows = lambda part: pl.DataFrame(SENDS, ["size", "time_s"], orient="row") if part == "send" else None
-    record.replace("model.hardware.profile.load", profiled)
+    record.replace("model.hardware.profile_files.load", profiled)
     record.replace(CASES[command][1], lambda **_: pl.DataFrame(answer) if answer is MEASURED else answer)
     words = [*command.split()[1:], *LEFT_OUT[command][0].split()]
     done = CliRunner().invoke(calibrate_app, [*words, *more.split()])
@@ -770,8 +727,8 @@ METHODS = "test_options.py::test_methods_from_outside_hold_while_a_command_runs"
 TRACED = "test_trace.py::test_the_command_traces_the_decoding_that_is_asked_for"
 COMPARED = "test_comparison_predict.py::test_the_command_line_compares_writes_and_keeps_a_page"
 LISTED = "test_outside_method.py::test_an_allowed_method_is_listed_and_is_in_the_schema"
-IMPORTED = "test_importers.py::test_the_command_writes_what_the_function_reads"
-ELSEWHERE = "test_importers.py::test_tables_of_vidur_may_lie_elsewhere"
+IMPORTED = "test_import_command.py::test_the_command_writes_what_the_function_reads"
+ELSEWHERE = "test_import_command.py::test_tables_of_vidur_may_lie_elsewhere"
 SECONDS = "test_milliseconds_for_seconds.py::test_importers_refuse_milliseconds_that_are_called_seconds"
 EFFECTS: dict[str, dict[str, str]] = {
     # Of each command, the tests that see an effect of its options.
@@ -808,7 +765,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--model --out --device --dtype --mode --widths --contexts --batches --busy --rounds --source --minutes --target"
                " --threads --resume --name --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_timing.py::test_the_document_says_the_same": "--json",
+        "test_layers_command.py::test_the_document_says_the_same": "--json",
     },
     "calibrate links": {
         REACH: "--out --link --sizes --repeats --name --quiet", "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
@@ -865,7 +822,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         IMPORTED: "--model --gpu --out --name --commit", ELSEWHERE: "--attention --overheads --network", SECONDS: "--unit",
     },
     "calibrate import aiconfigurator": {
-        IMPORTED: "--gpu --out --name --commit", "test_importers.py::test_the_command_composes_a_model": "--model --ways",
+        IMPORTED: "--gpu --out --name --commit", "test_import_command.py::test_the_command_composes_a_model": "--model --ways",
         "test_options.py::test_attention_of_another_engine": "--engine --attention --unit",
     },
     "calibrate import llmservingsim": {IMPORTED: "--model --gpu --out --name --commit"},

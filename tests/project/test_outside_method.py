@@ -27,12 +27,13 @@ import numpy as np
 
 from model.base import checks
 from model.outcomes.random_streams import BLOCK
+from model.methods.method_parameters import MethodParameters
 from model.methods.prediction import Prediction
 from model.steps import Commit, Fork, Forward, Join, Read
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Parameters(MethodParameters):
     layers: int
     copies: int
 
@@ -203,7 +204,7 @@ BROKEN = {
     "import nowhere_at_all": "No module named 'nowhere_at_all'",
     "raise ValueError('one\\ntwo')": "ValueError: one; known",
     "": "a module without Parameters",
-    "Parameters = 3": "must have a dataclass Parameters, got 3",
+    "Parameters = 3": "must have a dataclass Parameters derived from model.methods.method_parameters.MethodParameters, got 3",
     "class Parameters: pass": "must have a dataclass Parameters",
     MODULE.replace("    OUTCOMES = ()\n", ""): "must say OUTCOMES",
     MODULE.replace("    EXACT = True\n", ""): "must say EXACT",

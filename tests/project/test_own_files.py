@@ -24,7 +24,7 @@ from model.hardware import devices
 from model.hardware.devices import DEVICES, Device
 from sim.commands.sim_app import app
 from sim.scenarios import scenario_file
-from tests.calibrate.test_importers import folder  # noqa: F401  the fixture
+from tests.support.foreign_tables import copied
 
 
 def config_of(name: str, shape: Shape) -> dict[str, Any]:
@@ -296,7 +296,8 @@ def test_files_lie_beside_the_scenario_and_a_run_is_of_what_they_hold(tmp_path: 
 # --- importers ---
 
 
-def test_importers_take_files_for_names(folder: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_importers_take_files_for_names(tmp_path: Path) -> None:
+    folder = copied(tmp_path)
     # Some rows are of a model by its name: that of the folder, whatever its case.
     model = str(written(tmp_path, "llama-2-7b", "Llama-2-7b-hf", torch_dtype="float32"))
     gpu = str(device_file(tmp_path, "a100", name="my-gpu"))

@@ -1,9 +1,10 @@
 """The house itself: what lies where, what may import what, and that the tools have nothing to say."""
 
+import ast
 import json
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,26 @@ def test_no_two_files_have_one_name() -> None:
         if not path.stem.startswith("__") and not (path.stem in of_a_method and path.parent.parent.name == "methods")
     )
     assert [name for name, count in names.items() if count > 1 or name in of_a_method] == []
+
+
+def test_no_two_modules_have_a_class_of_one_name() -> None:
+    """But for `Parameters`, which every method has, and until they have names of their own the tables of outcomes in scenarios."""
+    places = defaultdict(set)
+    for package in ("model", "sim", "calibrate", "figures"):
+        for path in (ROOT / package).rglob("*.py"):
+            if not path.stem.endswith("_outcomes"):
+                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                    if isinstance(node, ast.ClassDef):
+                        places[node.name].add(str(path.relative_to(ROOT)))
+    assert {name: sorted(found) for name, found in places.items() if len(found) > 1 and name != "Parameters"} == {}
+
+
+def test_no_folder_is_too_large_to_look_through() -> None:
+    """About a dozen files each; what has more is two nouns. But theorems on methods grow with the methods, as their folders do."""
+    modules = Counter(
+        str(path.parent.relative_to(ROOT))
+        for package in ("model", "sim", "calibrate", "figures")
+        for path in (ROOT / package).rglob("*.py")
+        if path.stem != "__init__" and path.parent.name != "of_methods"
+    )
+    assert {folder: count for folder, count in modules.items() if count > 13} == {}

@@ -164,7 +164,7 @@ def test_a_formula_and_a_sample_differ_by_more_than_the_bound_for_so_many_points
     """Each quantity with its own greatest value, expectation and variance; what is off is told with both, what is not, not."""
     case = Grid(tables(DRAFTING, RATIO)).case(0)
     tokens, gamma, count = case.settings.tokens, case.parameters.draft_length, 50
-    time, busy = registry.theory("speculative").slowest(case.parameters, tokens, case.cost)
+    time, busy = registry.method("speculative").slowest(case.parameters, tokens, case.cost)
     formula = {"latency_layers": 100.0, "latency_sd_layers": 20.0, "busy_layers": 90.0, "mean_units_per_run": 0.9,
                "tokens_per_round": 2.0, "draft_acceptance_rate": 0.5}  # fmt: skip
     expected = {"latency_layers": 100.0, "busy_layers": 90.0, "mean_units_per_run": 0.9, "rounds": case.outputs / 2,
@@ -275,7 +275,7 @@ def test_no_decoding_exceeds_the_slowest(name: str, parameters: Tables, cost: Ta
     given = {"scenario": {"name": "slowest", "tokens": 12}, "method": [{"name": name, "layers": 8, **parameters}], "cost": cost}
     given |= {"outcomes": {key: {"kind": "iid", **law} for key, law in laws.items()}} if laws else {}
     case = Grid(given).case(0)
-    time, busy = registry.theory(name).slowest(case.parameters, 12, case.cost)
+    time, busy = registry.method(name).slowest(case.parameters, 12, case.cost)
     found = evaluation.walk(case, 0)
     assert found[0].max() <= time * (1 + 1e-12)
     assert found[1].max() <= busy * (1 + 1e-12)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import sim
-from model.methods import registry
+from model.methods import method_parameters, registry
 from sim.scenarios.scenario_file import cost_source
 
 LAYERS = 8
@@ -61,8 +61,8 @@ def scenario(name: str, own: dict[str, Any], **cost: Any) -> dict[str, Any]:
     """One method, with the laws and ratios that it asks for."""
     table = {"name": name, "layers": LAYERS, **own}
     kind = registry.algorithm(name).Parameters
-    asked = kind.asked(table) if hasattr(kind, "asked") else kind.OUTCOMES
-    ratios = {key: value for role in registry.roles(kind, table) for key, value in REQUIRED[role].items()}
+    asked = kind.outcomes_for(table)
+    ratios = {key: value for role in kind.roles_for(table) for key, value in REQUIRED[role].items()}
     return {
         "scenario": {"name": "costs", "tokens": 8, "replications": 6, "views": ["formula", "events"]}, "method": [table],
         **({"outcomes": {key: LAWS[key] for key in asked}} if asked else {}), "cost": ratios | cost,
@@ -90,16 +90,16 @@ def test_a_method_declares_the_costs_that_change_its_results(
     """Each cost by itself: declared ones change an estimate, all others are refused and would change none."""
     kind = registry.algorithm(name).Parameters
     table = {"layers": LAYERS, **own}
-    declared, roles = registry.costs(kind, table), registry.roles(kind, table)
+    declared, roles = kind.all_costs_for(table), kind.roles_for(table)
     assert {key for role in roles for key in OF_ROLES[role]} <= declared
-    for role in registry.COSTS_OF.keys() - {*roles}:
+    for role in method_parameters.COSTS_OF.keys() - {*roles}:
         for key, value in OF_ROLES[role].items():
             with pytest.raises(ValueError, match=f"cost.{key} is used by no method"):
                 sim.run(scenario(name, own, **{key: value}))
     for key in OTHER.keys() - declared:
         with pytest.raises(ValueError, match=f"cost.{key} is used by no method that it is given for; leave it out"):
             sim.run(scenario(name, own, **{key: OTHER[key]}))
-    monkeypatch.setattr(kind, "costs", classmethod(lambda cls, table: registry.COSTS), raising=False)  # nothing is refused any more
+    monkeypatch.setattr(kind, "costs_for", classmethod(lambda cls, table: method_parameters.COSTS))  # nothing is refused
     used = [*((key, OTHER[key]) for key in OTHER if key in declared), *(item for role in roles for item in OF_ROLES[role].items())]
     without, both = {**OTHER, **dict(used)}, ("formula", "events")
     assert not differ(estimates(scenario(name, own, **dict(used)), *both), estimates(scenario(name, own, **without), *both))

@@ -54,7 +54,7 @@ def scenarios(draw: st.DrawFn, times: st.SearchStrategy[float]) -> dict[str, Any
         "exit": {"kind": "hazards", "hazards": [rate] * 8},
     }  # fmt: skip
     kind = registry.algorithm(name).Parameters
-    asked = kind.asked({"layers": 8, **table}) if hasattr(kind, "asked") else kind.OUTCOMES
+    asked = kind.outcomes_for({"layers": 8, **table})
     found = {"scenario": {"name": "x", "tokens": draw(st.sampled_from([1, 2, 12, 300])), "replications": 3},
              "method": [{"name": name, "layers": 8, **table}], "cost": cost}  # fmt: skip
     return found | ({"outcomes": {each: laws[each] for each in asked}} if asked else {})

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from model.hardware.profile import Profile
-from model.logs.measured_runs import Runs
+from model.logs.measured_runs import MeasuredRuns
 from model.methods.ppd import theory as ppd
 from model.methods.speculative import theory as speculative
 from sim.comparison import formula_validity, predict
@@ -283,7 +283,9 @@ def test_a_pass_that_was_cancelled_tells_nothing_of_the_bus() -> None:
                  "role": "target", "first": 0, "last": 12, "width": 1, "position": 30}] if each else each
         for each in held
     ]  # fmt: skip
-    other = Runs(runs.log, runs.table.with_columns(pl.Series("spans", stopped, dtype=runs.table["spans"].dtype)), runs.about)
+    other = MeasuredRuns(
+        runs.log, runs.table.with_columns(pl.Series("spans", stopped, dtype=runs.table["spans"].dtype)), runs.about
+    )
     found, again = (
         formula_validity.limits(each, predict.compare(each, known), known).filter(claim="bus") for each in (runs, other)
     )

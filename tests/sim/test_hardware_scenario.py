@@ -16,11 +16,11 @@ import sim
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.costs.operating_point import operating_point
-from model.hardware import devices, profile
+from model.hardware import devices, profile, profile_files
 from model.hardware.cost_models import memory, pass_time, prompt_time, step_time
 from model.hardware.devices import DEVICES
 from model.hardware.profile import Profile, Source, table_of
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from model.hardware.roofline import Efficiency, Roofline
 from sim.commands.sim_app import app
 from sim.runs import trace
@@ -238,7 +238,7 @@ def measured(tmp_path: Path) -> Path:
         provenance="measured", date="2026-11-21", bandwidth=1e12, rate=1e14, cache_bytes=1e8, table=table_of(rows),
         sources=(Source("by hand", "rows"),), shape=vars(preset("llama-68m")), errors={"layer": 0.05},
     )  # fmt: skip
-    return profile.save(made, tmp_path)
+    return profile_files.save(made, tmp_path)
 
 
 def test_a_point_is_priced_for_the_widths_batches_and_devices_of_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ def test_split_layers_are_held_against_one_device_whose_host_is_as_busy(tmp_path
         provenance="measured", date="2026-11-21", bandwidth=1e12, rate=1e14, cache_bytes=1e8, table=table_of(rows),
         sources=(Source("by hand", "rows"),), shape=vars(preset("llama-68m")),
     )  # fmt: skip
-    path = profile.save(made, tmp_path)
+    path = profile_files.save(made, tmp_path)
     for busy in (0, 1):
         cost = {"kind": "profile", "profile": str(path), "ways": 2, "busy": busy, "prompt": 100}
         (row,) = rows_of(scenario({"name": "autoregressive", "layers": 2}, cost, views=["formula"]))
@@ -488,12 +488,12 @@ def test_a_damaged_profile_is_named(measured: Path) -> None:
 )
 def test_a_profile_of_ones_own_that_beats_its_device_is_refused(measured: Path, share: float, limit: str) -> None:
     """A layer reads 19 MB at 1e12 bytes/s, of which none is spared here: 19 us; it is said to take so much less."""
-    made = replace(profile.load(measured), cache_bytes=0.0)
+    made = replace(profile_files.load(measured), cache_bytes=0.0)
     faster = 1.1e-4 / 19e-6 * share
     if share:
         scaled = [pl.col(name) / pl.when(pl.col("part") == "layer").then(faster).otherwise(1.0) for name in profile.TIMES]
         made = replace(made, table=made.table.with_columns(scaled))
-    path = profile.save(replace(made, name="fast"), measured.parent)
+    path = profile_files.save(replace(made, name="fast"), measured.parent)
     tables = scenario({"name": "autoregressive", "layers": 2}, {"kind": "profile", "profile": str(path)})
     done = CliRunner().invoke(app, ["run", *_written(tables, measured.parent), "--view", "formula"])
     assert done.exit_code == (2 if limit else 0), done.output
@@ -509,7 +509,7 @@ def test_bundled_profiles_price_every_method_of_a_scenario() -> None:
     for row in rows_of(tables):
         assert row["cost_source"].startswith("composed")
         assert 1 < row["speedup"] < (1 - 0.7**5) / 0.3
-    assert row["seconds_per_layer"] == float(Measured(profile.load("h100-llama-2-13b")).layer(1, 528).seconds)
+    assert row["seconds_per_layer"] == float(ProfileCosts(profile_files.load("h100-llama-2-13b")).layer(1, 528).seconds)
 
 
 def test_what_is_composed_is_called_by_its_device_and_model() -> None:
@@ -517,7 +517,7 @@ def test_what_is_composed_is_called_by_its_device_and_model() -> None:
         cost = HardwareCost(**({"kind": "profile", "profile": "h100-llama-2-13b"} | {  # type: ignore[arg-type]
             f"{where}profile": "h100-operations", f"{where}shape": "llama-68m"}))
         found = cost.of(role)
-        assert isinstance(found, Measured)
+        assert isinstance(found, ProfileCosts)
         assert (found.profile.name, found.profile.model, found.profile.device) == ("h100-llama-68m", "llama-68m", "h100")
 
 
@@ -526,7 +526,7 @@ def test_a_draft_that_nobody_measured_is_estimated_on_the_same_device() -> None:
     cost = {"kind": "profile", "profile": "rtx-4090-llama-3.1-8b", "draft_shape": "llama-68m"}
     of = DEVICES["rtx-4090"]
     guessed = Roofline(preset("llama-68m"), of.bandwidth, of.rates["bfloat16"])
-    measured = Measured(profile.load("rtx-4090-llama-3.1-8b"))
+    measured = ProfileCosts(profile_files.load("rtx-4090-llama-3.1-8b"))
     ratio = float(step_time(guessed, 528).seconds / step_time(measured, 528).seconds)
     for row in rows_of(scenario(method, cost, ACCEPT)):
         assert row["cost_ratio"] == pytest.approx(ratio)

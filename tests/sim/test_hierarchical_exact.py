@@ -149,7 +149,7 @@ def test_sampled_output_has_the_law_of_the_large_model(choice: Parameters, promp
     found = outputs(choice, 3, prompt)
     assert sum(found.values()) == pytest.approx(1, abs=1e-12)
     assert distance(found, own(3, prompt)) < 1e-12
-    assert choice.EXACT
+    assert choice.exact
 
 
 def test_sampled_and_literal_is_biased_by_as_much_as_the_replaced_token_says() -> None:
@@ -166,13 +166,13 @@ def test_sampled_and_literal_is_biased_by_as_much_as_the_replaced_token_says() -
         assert sum(chance for text, chance in found.items() if text[0] == token) == pytest.approx(first[token], abs=1e-12)
     assert distance(found, own(2, [0])) > 0.01
     assert not np.allclose(offered, q, atol=0.01)
-    assert not choice.EXACT
+    assert not choice.exact
     assert distance(outputs(chosen("literal", 2, sampled=True), 3, [1]), own(3, [1])) > 0.001
 
 
 def test_only_the_literal_reading_is_inexact_and_only_sampled() -> None:
     inexact = [
-        (reading, sampled) for reading in READINGS for sampled in (False, True) if not chosen(reading, 2, sampled=sampled).EXACT
+        (reading, sampled) for reading in READINGS for sampled in (False, True) if not chosen(reading, 2, sampled=sampled).exact
     ]
     assert inexact == [("literal", True)]
 
@@ -286,7 +286,7 @@ def test_bad_input(call: Any, message: str) -> None:
 
 
 def test_the_longest_draft_and_the_units() -> None:
-    assert [chosen(reading, 250).longest for reading in READINGS] == [250, 250, 251, 250]
+    assert [chosen(reading, 250).longest_draft for reading in READINGS] == [250, 250, 251, 250]
     assert [chosen(reading, 250).widest for reading in READINGS] == [251, 251, 252, 251]
     assert (chosen("reuse", 2).units, chosen("reuse", 2, placement="apart").units) == (1, 3)
 

@@ -15,14 +15,14 @@ import pytest
 from typer.testing import CliRunner
 
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from model.logs import measured_runs
 from sim.commands.sim_app import app
 from tests.support.comparisons import decoded, profiles, runs_of
 
 
 @functools.lru_cache(maxsize=1)
-def honest() -> measured_runs.Runs:
+def honest() -> measured_runs.MeasuredRuns:
     """A plain decoding, one that drafts and one over two units, three repeats each."""
     made = [
         decoded("autoregressive", 6, {}), decoded("speculative", 6, {"acceptance_rate": 0.7}, draft_length=2),
@@ -34,8 +34,8 @@ def honest() -> measured_runs.Runs:
 def put(folder: Path, about: Callable[[dict[str, Any]], dict[str, Any]] | None = None, table: pl.DataFrame | None = None) -> Path:
     """The honest runs with something changed, and the profiles beside them; checksums are right."""
     found = honest()
-    named = {role: profile.save(each, folder).name for role, each in profiles(head=2e-3, wake=1e-3, turn=1e-4).items()}
-    own = measured_runs.Runs(
+    named = {role: profile_files.save(each, folder).name for role, each in profiles(head=2e-3, wake=1e-3, turn=1e-4).items()}
+    own = measured_runs.MeasuredRuns(
         found.log, found.table, dict(found.about) | {"profiles": {role: named[role] for role in found.log.models}}
     )
     path = measured_runs.save(own, folder / "own.json")
@@ -133,7 +133,7 @@ def test_rows_that_are_there_twice_and_tables_of_another_kind_are_refused(tmp_pa
 OTHERWISE: tuple[Any, ...] = (None, 3, "x", [], ["x"], {"x": 3}, True, [None], {"target": None}, {"target": {}}, [{"a": 1}], 1e400)
 
 
-@pytest.mark.parametrize("key", [*measured_runs.About.__annotations__])
+@pytest.mark.parametrize("key", [*measured_runs.RunsDescription.__annotations__])
 def test_whatever_is_said_of_runs_is_taken_or_refused_in_a_line(key: str, tmp_path: Path) -> None:
     """Every key with a value of every kind: numbers come out, or one line does."""
     path = put(tmp_path)

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from model.architectures.transformer import PRESETS
 from model.base.checks import ParameterError
-from model.hardware import profile
+from model.hardware import profile_files
 from model.hardware.devices import DEVICES, Device
 from model.methods import registry
 from sim.commands import listing
 from sim.commands.sim_app import app
-from sim.scenarios import cases, scenario_file
+from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.grid import Grid
 from sim.scenarios.hardware_cost import HardwareCost
 
@@ -59,10 +59,10 @@ def test_a_method_is_told_with_all_that_its_scenario_needs(name: str) -> None:
         assert (table[field.name] == "required") == (field.default is MISSING)
     for outcome in kind.OUTCOMES:
         assert f"sim ls outcomes {outcome}" in text
-        for law in cases.LAWS[outcome]:
+        for law in outcomes_section.LAWS[outcome]:
             assert law in text.partition("[outcomes]")[2]
     costs = text.partition("[cost]")[2]
-    assert ("cost_ratio  required" in costs) == ("draft" in registry.roles(kind, {}))
+    assert ("cost_ratio  required" in costs) == ("draft" in kind.roles_for({}))
     for key in ("propagation", "state_check"):
         assert (key in costs) == (name == "early_exit")
     for each in scenario_file.names():
@@ -73,8 +73,8 @@ def test_a_method_is_told_with_all_that_its_scenario_needs(name: str) -> None:
 @pytest.mark.parametrize("outcome", ["decision", "exit"])
 def test_outcomes_are_named_in_three_ways(outcome: str) -> None:
     of_all = listing.details("outcomes", outcome)
-    assert [*of_all] == [f"{outcome}: {kind}" for kind in cases.LAWS[outcome]]
-    for kind, law in cases.LAWS[outcome].items():
+    assert [*of_all] == [f"{outcome}: {kind}" for kind in outcomes_section.LAWS[outcome]]
+    for kind, law in outcomes_section.LAWS[outcome].items():
         text = of_all[f"{outcome}: {kind}"]
         assert listing.details("outcomes", f"{outcome}: {kind}") == {f"{outcome}: {kind}": text}
         assert listing.details("outcomes", kind)[f"{outcome}: {kind}"] == text
@@ -158,8 +158,8 @@ def test_what_there_is_not(what: str, name: str, message: str) -> None:
 
 
 def test_a_profile_of_the_users_own_is_told_about_by_its_path(tmp_path: Path) -> None:
-    own = replace(profile.load("cpu-llama-68m"), name="mine", notes=("timed at home",))
-    path = profile.save(own, tmp_path)
+    own = replace(profile_files.load("cpu-llama-68m"), name="mine", notes=("timed at home",))
+    path = profile_files.save(own, tmp_path)
     told = said("profiles", str(path))
     assert "timed at home" in told
     assert own.coverage() in told

@@ -23,7 +23,7 @@ from sim.engine import events as engine
 from sim.runs import run_report as reports
 from sim.runs import sweep, trace
 from sim.runs.sweep import resolve
-from sim.scenarios import match_outcomes, scenario_file
+from sim.scenarios import outcome_files, scenario_file
 from sim.scenarios.grid import Grid
 from tests.sim.test_sim_app import fits, schema_of_scenarios
 
@@ -555,11 +555,12 @@ def test_a_record_that_changes_is_another_run(tmp_path: Path, record: str) -> No
 def test_a_record_is_read_once_for_all_points(record: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
-    def json_of(file: str, *more: str) -> Any:
+    def text_of(file: str, *more: str) -> Any:
         read.append(file)
-        return match_outcomes.json_of(file, *more)
+        return whole(file, *more)
 
-    monkeypatch.setattr("sim.scenarios.lossy_outcomes.json_of", json_of)
+    whole = outcome_files.text_of
+    monkeypatch.setattr(outcome_files, "text_of", text_of)
     given = tables("bild", method=[{**BILD, **AT}], outcomes={"kind": "thresholds", "file": record})
     sim.run(given, sweep={"method.fallback_threshold": [0.1, 0.5, 0.9]}, replications=4)
     assert read == [record]

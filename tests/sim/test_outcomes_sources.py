@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from model.base.checks import ParameterError
-from sim.scenarios import cases
+from model.methods import registry
+from model.outcomes.outcome_kinds import KINDS
+from sim.runs import sweep
+from sim.scenarios import outcomes_section
 
 LEAST: dict[str, dict[str, Any]] = {
     "match: iid": {"match_rate": 0.5}, "match: markov": {"match_rate": 0.5, "correlation": 0.1},
@@ -26,7 +30,7 @@ LEAST: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", LEAST)
 def test_a_source_that_is_none_and_trials_that_are_none_are_refused(name: str) -> None:
     outcome, _, kind = name.partition(": ")
-    law: Any = cases.LAWS[outcome][kind]
+    law: Any = outcomes_section.LAWS[outcome][kind]
     for source in ("assumed", "measured", "published"):
         assert law(**LEAST[name], source=source).source.startswith(source)
     with pytest.raises(ParameterError, match="unknown source 'hearsay'; known: assumed, measured, published"):
@@ -35,3 +39,45 @@ def test_a_source_that_is_none_and_trials_that_are_none_are_refused(name: str) -
         assert law(**LEAST[name], trials=1).trials == 1
         with pytest.raises(ParameterError, match="trials must be at least 1, got 0"):
             law(**LEAST[name], trials=0)
+
+
+def test_kinds_of_outcomes_are_listed_once() -> None:
+    """Each has laws, a column of its own, and whoever asks for one asks for one that there is."""
+    assert [*outcomes_section.LAWS] == [*KINDS] == [kind.name for kind in KINDS.values()]
+    columns = [rate.column for kind in KINDS.values() for rate in kind.rates]
+    assert len({*columns}) == len(columns)
+    for name in registry.names():
+        parameters = registry.algorithm(name).Parameters
+        assert {*parameters.OUTCOMES} <= {*KINDS}, name
+        for of, kind in getattr(parameters, "IMITATES", {}).values():
+            assert KINDS[kind].drafted, (name, of)
+
+
+RATED = [name for name in LEAST if any("rate" in key or "low" in key or key == "hazards" for key in LEAST[name])]
+
+
+@pytest.mark.parametrize("name", RATED)
+def test_a_rate_has_one_name(name: str) -> None:
+    """That of its key: in its messages, and where it is set anew, by which what was measured of another rate goes."""
+    outcome, _, kind = name.partition(": ")
+    record, given = outcomes_section.LAWS[outcome][kind], LEAST[name]
+    assert {key for key in given if "rate" in key or "low" in key or key == "hazards"} == {*record.RATES} <= {*given}
+    for key in record.RATES:
+        several = isinstance(given[key], tuple)
+        with pytest.raises(ParameterError) as caught:
+            record(**{**given, key: (1.5,) if several else 1.5})
+        assert str(caught.value) == f"{key}{'[0]' * several} must be between 0 and 1, got 1.5"
+        if several:
+            with pytest.raises(ParameterError, match=f"^{key} must be a list .*, got \\[\\]$"):
+                record(**{**given, key: ()})
+        tables = {"scenario": {}, "method": [], "outcomes": {outcome: {"kind": kind, **given, "source": "measured"}}}
+        asked = sweep.resolve(tables, set={f"outcomes.{outcome}.{key}": given[key]})
+        assert "source" not in asked["outcomes"][outcome]
+
+
+@pytest.mark.parametrize("name", [name for name in RATED if name.endswith("by-position")])
+def test_too_few_rates_are_called_by_their_key(name: str) -> None:
+    outcome, _, kind = name.partition(": ")
+    record = outcomes_section.LAWS[outcome][kind]
+    with pytest.raises(ParameterError, match=f"^{record.RATES[0]} must have one rate for each of 2 output positions, got 1; give"):
+        record(**LEAST[name]).outcome(SimpleNamespace(fallback_threshold=None, rollback_threshold=None), 2)

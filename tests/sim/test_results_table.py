@@ -122,7 +122,7 @@ def test_sequences_share_each_reading_of_the_weights_and_nothing_else() -> None:
 def test_two_records_have_an_interval_and_one_has_none() -> None:
     """That of Student between records, about the rate at each position and within [0, 1]."""
     records = ((True, False, True, False), (True, True, True, False))
-    found = match_outcomes.Replay(records=records).outcome(None, 4)
+    found = match_outcomes.RecordedMatches(records=records).outcome(None, 4)
     shares = [0.5, 0.75]
     assert found.rate == pytest.approx(0.625)
     half = stats.t.ppf(0.975, 1) * stats.sem(shares)
@@ -131,7 +131,7 @@ def test_two_records_have_an_interval_and_one_has_none() -> None:
     assert float(found.low.mean(4)) / 4 == pytest.approx(low)
     assert float(found.high.mean(4)) / 4 == pytest.approx(high)
     for single in (records[:1], 2 * records[:1]):
-        alike = match_outcomes.Replay(records=single).outcome(None, 4)
+        alike = match_outcomes.RecordedMatches(records=single).outcome(None, 4)
         assert (alike.rate, alike.low, alike.rate_low, alike.trials) == (0.5, None, None, None)
 
 

@@ -14,7 +14,7 @@ import sim
 from model.base.checks import ParameterError
 from model.base.table_records import parse_value
 from model.logs import position_log
-from sim.runs.shard_plan import Plan
+from sim.runs.shard_plan import ShardPlan
 from sim.runs.sweep import resolve
 from sim.scenarios import scenario_file
 from sim.scenarios.grid import Grid, parse_axis
@@ -77,7 +77,7 @@ def test_a_parameter_is_set_in_every_method_and_must_be_known_to_each() -> None:
 
 def test_replications_are_those_of_paths_and_events_alike() -> None:
     changed = resolve(tables(), replications=7)
-    assert Plan(Grid(changed)).replications == {"formula": 1, "paths": 7, "events": 7}
+    assert ShardPlan(Grid(changed)).replications == {"formula": 1, "paths": 7, "events": 7}
 
 
 def test_python_may_give_one_view_and_any_sequence_as_an_axis() -> None:
@@ -194,12 +194,12 @@ def test_a_billion_points_are_numbered_and_not_listed() -> None:
     grid = Grid(tables(sweep=axes))
     assert grid.points == 10**9
     assert grid.values(10**9 - 1) == {"outcomes.match_rate": 1, "scenario.tokens": 1000}
-    plan = Plan(grid)
+    plan = ShardPlan(grid)
     assert plan.count() > 10**6
 
 
 def test_the_shards_cover_every_piece_of_every_view_once() -> None:
-    plan = Plan(Grid(resolve(tables(sweep={"scenario.tokens": [4, 8]}), replications=9000)))
+    plan = ShardPlan(Grid(resolve(tables(sweep={"scenario.tokens": [4, 8]}), replications=9000)))
     shards = plan.shards()
     assert len(shards) == plan.count()
     for view in plan.views:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import sim
 from model.methods import registry
 from sim.commands.sim_app import app, guarded
-from sim.scenarios import cases, scenario_file
+from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.hardware_cost import HardwareCost
 from sim.scenarios.json_schema import of_scenarios
 
@@ -315,8 +315,8 @@ def test_the_schema_has_the_keys_of_the_dataclasses() -> None:
     kinds = [set(table["properties"]) for table in sections["cost"]["anyOf"]]
     assert kinds == [{field.name for field in fields(kind)} for kind in (cases.Cost, HardwareCost)]
     [by_name] = [law for law in sections["outcomes"]["anyOf"] if "kind" not in law["properties"]]
-    assert set(by_name["properties"]) == set(cases.LAWS)
-    for outcome, kinds in cases.LAWS.items():
+    assert set(by_name["properties"]) == set(outcomes_section.LAWS)
+    for outcome, kinds in outcomes_section.LAWS.items():
         laws = {law["properties"]["kind"]["const"]: law for law in by_name["properties"][outcome]["anyOf"]}
         assert set(laws) == set(kinds)
         for name, law in kinds.items():

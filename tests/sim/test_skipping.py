@@ -75,16 +75,16 @@ def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
 
 
 def static(sequences: int, lengths: Any = None) -> batching.StaticBatching:
-    return batching.StaticBatching(sequences=sequences, batching="static", lengths=lengths)
+    return batching.StaticBatching(layers=3, sequences=sequences, batching="static", lengths=lengths)
 
 
 def test_batches_are_filled_in_order() -> None:
-    assert batching.texts(static(2), 3) == [{0: 3, 1: 3}]
+    assert static(2).batches(3) == [{0: 3, 1: 3}]
     queue = static(2, (3, 1, 2, 2, 1))
-    assert batching.texts(queue, 3) == [{0: 3, 1: 1}, {2: 2, 3: 2}, {4: 1}]
-    assert [*batching.columns(queue, 3)] == [(0, 2), (1, 1), (2, 1), (0, 2), (1, 2), (0, 1)]
+    assert queue.batches(3) == [{0: 3, 1: 1}, {2: 2, 3: 2}, {4: 1}]
+    assert [*queue.columns(3)] == [(0, 2), (1, 1), (2, 1), (0, 2), (1, 2), (0, 1)]
     assert (queue.steps_of(3), queue.outputs_of(3)) == (6, 9)
-    assert batching.plain_time(queue, 3, WIDE) == 5 * (3 + 3 * 1.25)
+    assert queue.plain_time(3, WIDE) == 5 * (3 + 3 * 1.25)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_batches_of_texts_take_what_their_columns_take(
     operations = skipping.operations(parameters, cost, {}, run.account)
     assert operations == totals.layer_passes / 4
     assert parameters.steps_of(tokens) == len(sizes)
-    assert parameters.texts == len(lengths)
+    assert parameters.decoded_sequences == len(lengths)
 
 
 def test_each_text_of_a_batch_reads_its_own() -> None:
@@ -229,7 +229,7 @@ def test_a_schedule_has_positions_for_all_tokens() -> None:
             refused()
     three = skip(sequences=3, batching="static")
     assert (skip().units, three.widest, skip().warm_up, skip().rounding, skip().power) == (1, 3, 1, "half-up", 1.0)
-    assert (skip().sequences, three.texts, skip().EXACT) == (1, 3, False)
+    assert (skip().sequences, three.decoded_sequences, skip().EXACT) == (1, 3, False)
     assert (skip().OUTCOMES, skip().COSTS) == ((), ("verify_cost",))
 
 
@@ -314,7 +314,8 @@ def exits(draw: st.DrawFn) -> tuple[early_exit.Parameters, list[list[int]]]:
         batching="static", lengths=lengths,
     )
     depth = st.integers(1, layers)
-    rows = draw(st.lists(st.lists(depth, min_size=tokens, max_size=tokens), min_size=choice.texts, max_size=choice.texts))
+    count = choice.decoded_sequences
+    rows = draw(st.lists(st.lists(depth, min_size=tokens, max_size=tokens), min_size=count, max_size=count))
     return choice, rows
 
 
@@ -356,8 +357,8 @@ def test_many_replications_are_each_their_own() -> None:
 def test_nothing_is_left_to_luck_where_all_leave_at_one_layer() -> None:
     choice = leave(exit_layer=3, sequences=2, batching="static")
     want = 5 * 1.25 * (3 + 0.5)
-    assert leave(exit_layer=4).asked({"exit_layer": 4}) == ()
-    assert leave().asked({}) == ("exit",)
+    assert leave(exit_layer=4).outcomes_for({"exit_layer": 4}) == ()
+    assert leave().outcomes_for({}) == ("exit",)
     world = Lossy(1, 4)
     assert simulate(early_exit.decode(choice, [0], 5), 10, Cluster(1), WIDE, world).latency == want
     assert moments(choice, 5, None, WIDE) == (want, 0.0)
@@ -398,7 +399,7 @@ def test_means_are_those_over_all_luck(
 @given(exits())
 def test_work_is_what_the_counter_counts(drawn: tuple[early_exit.Parameters, list[list[int]]]) -> None:
     choice, rows = drawn
-    depths, tokens = [rows[0]] * choice.texts, len(rows[0])  # of one luck for all texts
+    depths, tokens = [rows[0]] * choice.decoded_sequences, len(rows[0])  # of one luck for all texts
     law = Depths(np.eye(choice.layers)[[depth - 1 for depth in rows[0]]])
     world = Lossy(1, choice.layers, depths=depths)
     found = count(early_exit.decode(choice, [0], tokens), world, choice.outputs_of(tokens)).account
@@ -518,7 +519,7 @@ def test_a_threshold_falls_over_all_tokens() -> None:
         with pytest.raises(ParameterError, match="longest must be at least tokens=11"):
             refused()
     three, two = leave(sequences=3, batching="static"), leave(lengths=(1, 2), batching="static")
-    assert (leave().units, three.widest, three.texts, two.texts) == (1, 3, 3, 2)
+    assert (leave().units, three.widest, three.decoded_sequences, two.decoded_sequences) == (1, 3, 3, 2)
     assert (leave().measure, leave().first_check, leave().fill, leave().sequences) == ("softmax", 1, "propagate", 1)
     assert leave(sequences=2, batching="static", lengths=(3, 1, 2)).steps_of(3) == 3 + 2
     assert not leave().EXACT

@@ -17,9 +17,9 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.costs.operating_point import operating_point
 from model.costs.width_curve import PassTimes
-from model.hardware.cost_models import Uniform, pass_time
+from model.hardware.cost_models import UniformLayers, pass_time
 from model.interpret import interpreter
-from model.interpret.world import Draft, World, together
+from model.interpret.world import DraftOutcomes, World, together
 from model.logs import forced_outcomes
 from model.methods.rounds import Rounds, moments, round_prices
 from model.methods.speculative import algorithm, paths, static_batches
@@ -50,7 +50,7 @@ COSTS = COST, WIDE, dataclasses.replace(COST, by_texts=BY_TEXTS)
 def played(parameters: Parameters, luck: Sequence[Sequence[int]], cost: UnitCost, **more: Any) -> Run:
     """The simulator on texts of which so many drafted tokens survive from each place."""
     tokens = max(parameters.lengths or (len(luck[0]),))
-    answers = together([World(1, LAYERS, drafts={"draft": Draft("target", own)}) for own in luck])
+    answers = together([World(1, LAYERS, drafts={"draft": DraftOutcomes("target", own)}) for own in luck])
     steps = algorithm.decode(parameters, [0], tokens)
     return simulate(steps, parameters.outputs_of(tokens), Cluster(parameters.units), cost, answers, **more)
 
@@ -313,7 +313,7 @@ def test_forced_outcomes_are_the_simulator_s() -> None:
 def test_hardware_prices_texts_and_their_tokens() -> None:
     """A pass of the target takes what it takes over so many tokens of each of so many texts, one of the draft what it takes."""
 
-    class Growing(Uniform):
+    class Growing(UniformLayers):
         def layer(self, width: Any, context: Any, batch: Any = 1, *, busy: int = 0) -> Any:
             found = super().layer(width, context, batch, busy=busy)
             factor = 1 + 0.125 * np.asarray(width) * np.asarray(batch) + 0.25 * np.asarray(batch)

@@ -222,7 +222,7 @@ FAULTS: dict[str, Fault] = {
     "23d": MATCHES_SWAPPED,
     "24a": after(one_more, formulas, "latency_variance"),
     "24b": after(second_twice, formulas, "position_latency"),
-    "24c": after(lambda right, law, n: n * law.match_rate * (1 - law.match_rate), outcome_laws.Markov, "variance"),
+    "24c": after(lambda right, law, n: n * law.rate * (1 - law.rate), outcome_laws.Markov, "variance"),
     "24d": after(lambda right, law, n: right(law, n)[::-1], outcome_laws.Chain, "pmf"),
     "24e": after(second_twice, formulas, "moments"),
     "25a": after(quotient, formulas, "expected_units_ratio"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import Draft, Texts, World
+from model.interpret.world import DraftOutcomes, Texts, World
 from model.methods import rounds
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import dependent_acceptance as laws
@@ -111,7 +111,7 @@ def links_forgotten(right: Any, cost: UnitCost, longest: int, **placement: bool)
 
 
 def rejections_swapped(right: Any, world: World, prompt: int, layers: int, matches: Any = (), drafts: Any = None) -> None:
-    turned = {role: Draft(of, [9 * (not count) for count in survivors]) for role, (of, survivors) in (drafts or {}).items()}
+    turned = {role: DraftOutcomes(of, [9 * (not count) for count in survivors]) for role, (of, survivors) in (drafts or {}).items()}
     right(world, prompt, layers, matches, turned)
 
 

@@ -19,9 +19,7 @@ from figures.of_runs import (
     bild_rates,
     bild_thresholds,
     devices_held,
-    exit_schedule,
     latency_distribution,
-    layer_map,
     method_comparison,
     operations_and_bytes,
     speedup,
@@ -29,15 +27,13 @@ from figures.of_runs import (
     speedup_by_device,
     tradeoff,
 )
-from figures.of_theory import hierarchical_regions
+from figures.of_theory import hierarchical_regions, skipdecode_layers, skipdecode_schedule
 
 DRAWING = (
-    acceptance_by_position, accepted_tokens, accepted_lengths, agreement_over_cost, bild_thresholds, bild_rates, deck_speedups,
-    devices_held, latency_distribution,
-    error_by_method, exit_schedule, formula_limits, gantt_pair, hierarchical_regions, layer_map, layer_time, match_rates,
-    method_comparison,
-    predicted_measured, reached_peaks, speedup, speedup_by_batch, speedup_by_device, ppd_table_3_times, time_parts, tradeoff,
-    wide_pass_cost, operations_and_bytes,
+    acceptance_by_position, accepted_lengths, accepted_tokens, agreement_over_cost, bild_rates, bild_thresholds, deck_speedups,
+    devices_held, error_by_method, formula_limits, gantt_pair, hierarchical_regions, latency_distribution, layer_time, match_rates,
+    method_comparison, operations_and_bytes, ppd_table_3_times, predicted_measured, reached_peaks, skipdecode_layers,
+    skipdecode_schedule, speedup, speedup_by_batch, speedup_by_device, time_parts, tradeoff, wide_pass_cost,
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import calibrate
 from calibrate.devices import machine
-from calibrate.timing import reads_and_processes
+from calibrate.timing import process_times, read_times
 
 TICK = 1e-5
 """What looking at a clock takes [s]."""
@@ -71,10 +71,11 @@ AXES = {
 def few_parts(monkeypatch: pytest.MonkeyPatch, context: int = 8, repeats: int = 2) -> None:
     """Time the parts of a sitting that are no whole passes at fewer places and less often: enough where clocks have no noise."""
     for name, times in (("reads", 1), ("after", repeats)):
-        whole = getattr(reads_and_processes, name)
-        monkeypatch.setattr(reads_and_processes, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))
+        whole = getattr(read_times, name)
+        monkeypatch.setattr(read_times, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))
     for constant, value in AXES.items():
-        monkeypatch.setattr(reads_and_processes, constant, value)
+        monkeypatch.setattr(read_times, constant, value)
+    monkeypatch.setattr(process_times, "PROCESS_TEXT", AXES["PROCESS_TEXT"])
 
 
 class Machine(TorchDispatchMode):
@@ -112,3 +113,46 @@ class Machine(TorchDispatchMode):
         elif isinstance(made, torch.Tensor):
             self.clock.spend(made.numel() * made.itemsize / self.bandwidth)
         return made
+
+
+# --- what the clock says ---
+
+
+class Ticking:
+    """A clock on which each part takes what it is told to, and the pass `over` besides."""
+
+    def __init__(self, layer: float = 1.0) -> None:
+        self.parts = {"layer": layer, "head": 3.0, "norm": 0.5, "embedding": 0.25}
+        self.whole = 6 * layer + 3.0 + 0.5 + 0.25 + 2.0
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def stop(self) -> float:
+        return self.whole * 1e-6
+
+    def mark(self, name: str, index: int, edge: int) -> None:
+        """Nothing to do."""
+
+    def disturbed(self) -> bool:
+        return False
+
+    def span(self, name: str, index: int) -> float:
+        return self.parts[name] * (index + 1) * 1e-6 if name == "layer" else self.parts[name] * 1e-6
+
+
+class Clock:
+    """A clock that stands still but for what is done."""
+
+    def __init__(self, step: float = 0.0) -> None:
+        self.now, self.step, self.asked = 1000.0, step, 0
+
+    def tell(self) -> float:
+        self.asked += 1
+        self.now += self.step
+        return self.now
+
+    perf_counter = monotonic = tell
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds

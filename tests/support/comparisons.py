@@ -14,10 +14,10 @@ from model.architectures.transformer import Shape, preset
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassCost
 from model.hardware.profile import Profile, Source, table_of
-from model.hardware.profile_costs import Measured
+from model.hardware.profile_costs import ProfileCosts
 from model.logs import forced_outcomes
 from model.logs.decoding import Answered, Decoding, question
-from model.logs.measured_runs import ROLES, Runs
+from model.logs.measured_runs import ROLES, MeasuredRuns
 from model.logs.read_log import DecisionLog
 from model.logs.spans import OWN, Span, plain
 from model.methods import registry
@@ -109,11 +109,11 @@ def decoded(method: str, tokens: int, rates: Mapping[str, float], seed: int = 0,
 def runs_of(
     decodings: Sequence[Decoding], clock: Mapping[str, Profile], names: Sequence[str] = (), units: Sequence[int] = (),
     rates: Sequence[Mapping[str, float]] | None = None, slower: float = 1.0,
-) -> Runs:
+) -> MeasuredRuns:
     """Runs of these decodings, three repeats each 1 % apart, as a machine of these profiles would have timed them, on which two
     units take `slower` times as long each.
     """
-    of = {role: Measured(each) for role, each in clock.items()}
+    of = {role: ProfileCosts(each) for role, each in clock.items()}
     between = {name: of["target"].part("wake" if name == "link" else name, 1) for name in ("dispatch", "link", "promotion", "turn")}
     known = {name: 0.0 if each is None else float(each.seconds) for name, each in between.items()}
     cost = PassCost(of, slower=(1.0, slower), **known)
@@ -138,7 +138,7 @@ def runs_of(
         "shapes": {role: json.loads(json.dumps(dataclasses.asdict(shape(role)))) for role in ROLES}, "prompts": "made up",
         "warm_ups": 1, "forced": rates, "roles": [*ROLES], "profiles": {}, "date": "2026-01-01", "versions": versions,
     }  # fmt: skip
-    return Runs(log, pl.DataFrame(rows, infer_schema_length=None), about)
+    return MeasuredRuns(log, pl.DataFrame(rows, infer_schema_length=None), about)
 
 
 def _spans(run: Run, factor: float) -> list[Span]:
@@ -168,7 +168,7 @@ EVERY: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (
 
 
 @lru_cache(maxsize=1)
-def every() -> tuple[Runs, dict[str, Profile]]:
+def every() -> tuple[MeasuredRuns, dict[str, Profile]]:
     """Runs of `EVERY` on two prompts, and profiles a little other than the machine was."""
     made = [(decoded(name, 24, rates, seed, **table), f"prompt {seed}", rates) for seed in (1, 2) for name, table, rates in EVERY]
     decodings, names, forced_by = ([each[place] for each in made] for place in range(3))

@@ -32,7 +32,7 @@ READERS = {
     "bundled_profiles.origins": "lists_of_sources", "comparison_report.put": "pages", "corpus._read": "texts_to_train_on",
     "devices._of_file": "devices", "engine_run.read": "runs_of_engines",
     "figures._stored": "results", "timing_grid.read": "raw_rows", "exit_heads.about": "heads", "exit_heads.load": "heads",
-    "llmservingsim._facts": "tables_of_other_projects", "match_outcomes.text_of": "recorded_outcomes",
+    "llmservingsim._facts": "tables_of_other_projects", "outcome_files.text_of": "recorded_outcomes",
     "json_and_parquet.load": "measured_runs",
     "prompts._of_file": "prompts", "quality._kept": "work_that_was_broken_off", "validation_page._behind": "pages",
     "validation_page.stale": "pages",
@@ -41,8 +41,8 @@ READERS = {
     "model_directory._header": "models",
     "model_directory.checksum": "models", "model_directory.load": "models", "model_directory.table": "models",
     "subject.of_run": "what_a_run_says_of_itself",
-    "sweep._prepare": "what_a_run_says_of_itself", "csv_reading.read": "tables_of_other_projects",
-    "csv_reading.source": "tables_of_other_projects", "training._restore": "trainings_that_were_broken_off",
+    "sweep._prepare": "what_a_run_says_of_itself", "imported_tables.read": "tables_of_other_projects",
+    "imported_tables.source": "tables_of_other_projects", "training._restore": "trainings_that_were_broken_off",
     "transformer._read": "configurations",
 }  # fmt: skip
 """Each function that reads a file which somebody else may have written, by the test that spoils such files."""

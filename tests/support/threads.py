@@ -290,7 +290,7 @@ def kept_open(end: End) -> End:
     return end
 
 
-class Elsewhere(worker_loop.Memory):
+class Elsewhere(worker_loop.SharedState):
     """Rows that the processor does not reach."""
 
     def __init__(self, *given: Any) -> None:
@@ -318,8 +318,8 @@ def standing_in(patch: Any, done: Any = lambda: True) -> Iterator[Cuda]:
         return cuda.lie_on_host(made) if isinstance(device, str) and device == "cpu" else made
 
     patch.setattr(worker_loop, "_shared", shared)
-    patch.setattr(worker_loop, "Memory", Elsewhere)
-    patch.setattr(worker_pool, "Memory", Elsewhere)
+    patch.setattr(worker_loop, "SharedState", Elsewhere)
+    patch.setattr(worker_pool, "SharedState", Elsewhere)
 
     def loaded(self: Replica) -> Any:
         with cuda.lock:  # random weights come of one generator for all threads

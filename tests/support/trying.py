@@ -20,7 +20,7 @@ from hypothesis import Phase, Verbosity, find, settings
 from hypothesis.errors import NoSuchExample
 
 from sim.scenarios.cases import Case
-from sim.theorems import Verdict, check, replay, select
+from sim.theorems import TheoremVerdict, check, replay, select
 from sim.theorems.theorem import Theorem
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -31,7 +31,7 @@ SHOW_LATE = {("speculative", "28e"), ("ppd", "27c"), ("skipdecode", "30c")}
 """Theorems with a planted fault that shows within `MORE` examples and not within `FEW`."""
 
 
-def verdict_on(theorem: Theorem, **options: Any) -> Verdict:
+def verdict_on(theorem: Theorem, **options: Any) -> TheoremVerdict:
     (verdict,) = check(theorem.method, only=[theorem.number], **options)
     return verdict
 

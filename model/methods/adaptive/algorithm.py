@@ -22,9 +22,8 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.costs.width_curve import as_curve
 from model.methods.adaptive import draft_length_policies
-from model.methods.batching import Batching
-from model.methods.demand import Demand, of_one_process
-from model.methods.speculative.algorithm import MAX_DRAFT, Guess, Model, check_models, commit, draft, start, verify
+from model.methods.draft_model import MAX_DRAFT, DraftModel
+from model.methods.speculative.algorithm import Guess, Model, commit, draft, start, verify
 from model.steps import Read, Step, Steps
 
 _RUNNING: Mapping[str, Any] = MappingProxyType(
@@ -45,7 +44,7 @@ ONLY = np.zeros(1, dtype=np.intp)
 
 
 @dataclass(frozen=True)
-class Parameters(Batching):
+class Parameters(DraftModel):
     """A choice of speculative decoding with a `policy` for its draft length, of at most `max_draft_length` tokens.
 
     Parameters
@@ -79,9 +78,8 @@ class Parameters(Batching):
     believed_verify_cost: tuple[tuple[int, float], ...] | None = None
     confidence_threshold: float | None = None
     sampled: bool = False
-    placement: str = "together"
-    draft_layers: int = 1
 
+    LABEL = "adaptive drafts"
     OUTCOMES = ("accept", "confidence")
     ROLES = ("draft",)
     COSTS = ("verify_cost", "link")
@@ -95,7 +93,8 @@ class Parameters(Batching):
         self.check_batching()
         checks.one_of("policy", self.policy, OPTIONS)
         checks.whole("max_draft_length", self.max_draft_length, 1, MAX_DRAFT)
-        check_models(self)
+        checks.flag("sampled", self.sampled)
+        self.check_models()
         for name in dict.fromkeys(name for options in OPTIONS.values() for name in options):
             if name not in OPTIONS[self.policy] and getattr(self, name) is not None:
                 users = ", ".join(policy for policy, options in OPTIONS.items() if name in options)
@@ -111,7 +110,8 @@ class Parameters(Batching):
             reaches = as_curve(self.believed_verify_cost).last
             if reaches < self.widest:
                 raise checks.ParameterError(
-                    f"believed_verify_cost must reach width {self.widest}, that of max_draft_length={self.longest}, got {reaches}"
+                    f"believed_verify_cost must reach width {self.widest}, that of max_draft_length={self.longest_draft},"
+                    f" got {reaches}"
                 )
         if self.confidence_threshold is not None:
             checks.number("confidence_threshold", self.confidence_threshold, 0, 1)
@@ -140,12 +140,7 @@ class Parameters(Batching):
                 )
 
     @classmethod
-    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
-        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
-
-    @classmethod
-    def asked(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+    def outcomes_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """The outcomes that a choice asks for: those of confidence only if its policy looks at it."""
         return cls.OUTCOMES if table.get("policy") == "confidence" else cls.OUTCOMES[:1]
 
@@ -163,25 +158,16 @@ class Parameters(Batching):
         return max(min(int(self.option("draft_length")), self.max_draft_length), least)
 
     @property
-    def longest(self) -> int:
+    def longest_draft(self) -> int:
         """The most tokens that a round drafts."""
         return self.max_draft_length
 
     @property
     def widest(self) -> int:
         """The most tokens of one pass of the target."""
-        return self.longest + 1
+        return self.longest_draft + 1
 
-    @property
-    def units(self) -> int:
-        """Compute units that it reserves."""
-        return 2 if self.placement == "apart" else 1
-
-    def demand(self, cost: UnitCost, tokens: int) -> Demand:
-        """What it may want at once: it is one process."""
-        return of_one_process(self.units, cost)
-
-    def informed(self, cost: UnitCost) -> Parameters:
+    def with_costs(self, cost: UnitCost) -> Parameters:
         """The same where the cost is known: a policy that goes by a cost ratio goes by the true one, unless it was told another."""
         known: dict[str, Any] = {"believed_cost_ratio": cost.cost_ratio, "believed_verify_cost": cost.verify_cost}
         missing = {name: value for name, value in known.items() if name in OPTIONS[self.policy] and getattr(self, name) is None}
@@ -192,13 +178,13 @@ class Parameters(Batching):
         if self.policy == "confidence":
             return draft_length_policies.Constant(self.first, count)
         if self.policy == "heuristic":
-            return draft_length_policies.Heuristic(self.first, self.longest, count)
+            return draft_length_policies.Heuristic(self.first, self.longest_draft, count)
         ratio = self.option("believed_cost_ratio")
         if ratio is None:
             raise checks.ParameterError(
                 f"believed_cost_ratio is required by policy {self.policy!r} where no scenario tells it its cost_ratio"
             )
-        bounds, estimator = (self.option("min_draft_length"), self.longest), self.option("estimator")
+        bounds, estimator = (self.option("min_draft_length"), self.longest_draft), self.option("estimator")
         prior = self.option("prior_accepted"), self.option("prior_tested")
         if self.believed_verify_cost is not None:
             widths = as_curve(self.believed_verify_cost).relative(np.arange(1, self.widest + 1))
@@ -213,7 +199,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     text, end = list(prompt), len(prompt) + tokens
     policy = parameters.started(1)
     threshold = parameters.option("confidence_threshold") if parameters.policy == "confidence" else None
-    drafter = yield from start(parameters, text)
+    drafter = yield from start(parameters, text, parameters.sampled)
     while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
         guesses = yield from offer(drafter, text, min(int(policy.length[0]), end - len(text) - 1), threshold)
         kept, token = yield from verify(Model("target", parameters.layers, 0), text, guesses, parameters.sampled)

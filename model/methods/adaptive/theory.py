@@ -65,13 +65,13 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     count = int(np.asarray(tokens))
-    prices = round_prices(cost, parameters.longest, apart=parameters.placement == "apart")
+    prices = round_prices(cost, parameters.longest_draft, apart=parameters.placement == "apart")
     accept, doubt = (law["accept"], law["confidence"]) if isinstance(law, Mapping) else (law, None)
     found = UNKNOWN
     if parameters.policy == "heuristic" and not isinstance(accept, TwoClass):
-        found = heuristic_moments(parameters.first, parameters.longest, count, accept, prices)
+        found = heuristic_moments(parameters.first, parameters.longest_draft, count, accept, prices)
     elif isinstance(doubt, TwoClass) and isinstance(accept, Chain | Rounds):
-        found = confidence_moments(parameters.longest, count, accept, doubt, prices)
+        found = confidence_moments(parameters.longest_draft, count, accept, doubt, prices)
     ratio = 1.0 if np.all(prices[0] == prices[1]) else float("nan")
     plain = count * cost.target_pass
     known = not np.isnan(found.rounds)
@@ -82,7 +82,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
 
 def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds, whatever is drafted."""
-    return slowest_of(tokens, round_prices(cost, parameters.longest, apart=parameters.placement == "apart"))
+    return slowest_of(tokens, round_prices(cost, parameters.longest_draft, apart=parameters.placement == "apart"))
 
 
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
@@ -97,7 +97,7 @@ def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
 
 def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
     """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target; the `account` is not looked at."""
-    return operations_of(rounds, round_prices(cost, parameters.longest))
+    return operations_of(rounds, round_prices(cost, parameters.longest_draft))
 
 
 def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices) -> Moments:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from model.base import checks
-from model.methods.batching import BATCHING, Batching
+from model.methods.method_parameters import BATCHING, MethodParameters
 from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Steps
 
 
 @dataclass(frozen=True)
-class Parameters(Batching):
+class Parameters(MethodParameters):
     """What the plain decoder needs to know: the depth of the model, and whether tokens are drawn or the likeliest taken.
 
     A batch of `sequences` takes the same time in every way of `batching`.
@@ -21,6 +21,7 @@ class Parameters(Batching):
     layers: int
     sampled: bool = False
 
+    LABEL = "plain decoding"
     OUTCOMES = ()
     COSTS = ()
     EXACT = True
@@ -30,12 +31,6 @@ class Parameters(Batching):
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
         checks.flag("sampled", self.sampled)
         self.check_batching()
-
-    @property
-    def units(self) -> int:
-        """Compute units that it reserves."""
-        return 1
-
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""

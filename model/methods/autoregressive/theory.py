@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike
 
 from model.base import checks
 from model.costs.layer_times import UnitCost
-from model.interpret.account import Totals, Work
+from model.interpret.account import Work
 from model.methods.autoregressive.algorithm import Parameters
 from model.methods.prediction import Prediction
 from model.outcomes.outcome_laws import Law
@@ -35,8 +35,6 @@ def work(parameters: Parameters, tokens: int, law: Law | None) -> Work:
     """What the passes of a decoding come to; `law` is not looked at.
 
     >>> work(Parameters(40), 10, None).of["target"].layer_passes, work(Parameters(40), 10, None).of["target"].rows_read
-    (400, 2200.0)
+    (400.0, 2200.0)
     """
-    layers = parameters.layers * tokens
-    attended = layers * (tokens + 1) / 2
-    return Work({"target": Totals(tokens, layers, layers, attended, attended, head_runs=tokens, heads=tokens)})
+    return parameters.plain_work(tokens)

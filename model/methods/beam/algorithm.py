@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 from model.base import checks
 from model.costs.layer_times import UnitCost
-from model.methods.batching import Batching
 from model.methods.demand import Demand
-from model.methods.speculative.algorithm import MAX_DRAFT
+from model.methods.draft_model import MAX_DRAFT
+from model.methods.method_parameters import MethodParameters
 from model.steps import Commit, Continuation, Fork, Forward, Join, Read, Step, Steps
 
 RULES = ("exact", "per-beam")
@@ -35,7 +35,7 @@ MAX_BEAMS = 1000
 
 
 @dataclass(frozen=True)
-class Parameters(Batching):
+class Parameters(MethodParameters):
     """A beam search of k = `beams` hypotheses with drafts of gamma = `draft_length` tokens.
 
     `draft_beams` is u, how many hypotheses the draft follows (rule `exact` alone; without it k). `arrangement`: the hypotheses
@@ -53,11 +53,14 @@ class Parameters(Batching):
     arrangement: str = "batched"
     draft_layers: int = 1
 
+    LABEL = "beam search"
+    SHORT_LABEL = "beams"
     OUTCOMES = ("accept",)
     ROLES = ("draft",)
     COSTS = ("verify_cost", "dispatch", "dispatch_per_process", "dispatch_law", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length", "num_beams": "beams"})
+    EXACT = True
 
     def __post_init__(self) -> None:
         self.check_batching()
@@ -83,18 +86,18 @@ class Parameters(Batching):
                 )
 
     @classmethod
-    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+    def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """Of COSTS those that it looks at with these parameters: one pass over all hypotheses starts no sub-process."""
         arrangement = table.get("arrangement", "batched")
         return cls.COSTS[: {"batched": 1, "sequential": 4}.get(str(arrangement), 5)]
 
     @property
-    def EXACT(self) -> bool:  # noqa: N802  the name that every method has
+    def exact(self) -> bool:
         """Whether the output is that of a beam search with the target alone: the rule decides."""
         return self.rule == "exact"
 
     @property
-    def longest(self) -> int:
+    def longest_draft(self) -> int:
         """The most tokens that a round drafts for a hypothesis."""
         return self.draft_length
 
@@ -126,7 +129,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     The text put out is that of the best hypothesis so far.
     """
     first = len(prompt) - 1
-    models = Model("target", parameters.layers, first), Model("draft", parameters.draft_layers, first)
+    models = BeamModel("target", parameters.layers, first), BeamModel("draft", parameters.draft_layers, first)
     if first:
         for model in models:
             yield Forward(model.role, tuple(prompt[:-1]), 0, 0, model.layers)
@@ -172,7 +175,7 @@ def _path(end: Node, at: int = 0) -> list[Node]:
 
 
 @dataclass
-class Model:
+class BeamModel:
     """A model, and what its cache holds behind the prompt: at each position some tokens, each with its place among them."""
 
     role: str
@@ -180,9 +183,9 @@ class Model:
     first: int
     held: list[dict[Node | None, int]] = field(default_factory=list)
 
-    def copy(self) -> Model:
+    def copy(self) -> BeamModel:
         """What a sub-process goes on from."""
-        return Model(self.role, self.layers, self.first, self.held[:])
+        return BeamModel(self.role, self.layers, self.first, self.held[:])
 
     def read(self, ends: Sequence[Node]) -> Generator[Step, Any, tuple[Any, list[int]]]:
         """Read the texts that end with these tokens, all in one pass: its output, and where in it each of them stands."""
@@ -221,7 +224,7 @@ class Model:
 # --- Appendix A.4: a draft that is itself a beam search ------------------------------------------------------------------
 
 
-def _exact(parameters: Parameters, models: tuple[Model, Model], beams: list[Hypothesis], end: int) -> Steps:
+def _exact(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int) -> Steps:
     target, draft = models
     text: list[int] = []
     while beams[0].end.position < end:
@@ -238,7 +241,7 @@ def _draft_length(parameters: Parameters, beam: Hypothesis, end: int) -> int:
     return min(parameters.draft_length, end - beam.end.position - 1)
 
 
-def _extended(model: Model, beams: list[Hypothesis], width: int) -> Generator[Step, Any, list[Hypothesis]]:
+def _extended(model: BeamModel, beams: list[Hypothesis], width: int) -> Generator[Step, Any, list[Hypothesis]]:
     """One step of a beam search: a pass over all hypotheses, and the `width` best of what goes on from them."""
     out, places = yield from model.read([beam.end for beam in beams])
     best = yield Read("beams", out, width=width, hypotheses=_scored(places, beams))
@@ -255,7 +258,7 @@ def _behind(end: Node, found: Continuation) -> Hypothesis:
 
 
 def _verified(
-    model: Model, beams: list[Hypothesis], drafted: Sequence[Sequence[Hypothesis]]
+    model: BeamModel, beams: list[Hypothesis], drafted: Sequence[Sequence[Hypothesis]]
 ) -> Generator[Step, Any, list[Hypothesis]]:
     """Go on with the model's own best as long as all of them were drafted, and once more; one pass tells them all."""
     ends = [beam.end for step in (beams, *drafted) for beam in step]
@@ -278,11 +281,11 @@ class Branch(NamedTuple):
     """A hypothesis, the models that have read it, and the ended sub-process that has their caches, if any has."""
 
     beam: Hypothesis
-    models: tuple[Model, Model]
+    models: tuple[BeamModel, BeamModel]
     task: Any = None
 
 
-def _per_beam(parameters: Parameters, models: tuple[Model, Model], beams: list[Hypothesis], end: int) -> Steps:
+def _per_beam(parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: list[Hypothesis], end: int) -> Steps:
     branches = [Branch(beam, models) for beam in beams]
     text: list[int] = []
     # A text that has all its tokens waits until it is the best: then it stays so, as others only become less likely.
@@ -315,7 +318,7 @@ def _alone(parameters: Parameters, branch: Branch, end: int) -> Steps:
 
 
 def _speculated(
-    parameters: Parameters, models: tuple[Model, Model], beams: Sequence[Hypothesis], end: int
+    parameters: Parameters, models: tuple[BeamModel, BeamModel], beams: Sequence[Hypothesis], end: int
 ) -> Generator[Step, Any, list[Hypothesis]]:
     """A speculative step of each hypothesis, all in the same passes: what goes on from what has been accepted of its draft."""
     target, draft = models

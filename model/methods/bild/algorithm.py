@@ -20,20 +20,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
-from model.methods.batching import Batching
-from model.methods.demand import Demand, of_one_process
-from model.methods.speculative.algorithm import MAX_DRAFT, Guess, Model, look, start
+from model.methods.draft_model import MAX_DRAFT, DraftModel
+from model.methods.speculative.algorithm import Guess, Model, look, start
 from model.steps import Commit, Forward, Read, Step, Steps, ended
 
 VARIANTS = ("paper", "code")
-PLACEMENTS = ("together", "apart")
 UNSURE, UNLIKELY = 0.5, 1.0
 """Thresholds where none are given: for worlds that say 0 or 1, and 0 or infinity."""
 
 
 @dataclass(frozen=True)
-class Parameters(Batching):
+class Parameters(DraftModel):
     """A choice of Big Little Decoder: G = `maximum_draft`, the two thresholds, the variant, and where its small model is.
 
     `fallback_threshold` is a probability, `rollback_threshold` a cross-entropy [nats]; where outcomes are given as rates there are
@@ -46,9 +43,9 @@ class Parameters(Batching):
     rollback_threshold: float | None = None
     variant: str = "paper"
     exit_layer: int | None = None
-    placement: str = "together"
-    draft_layers: int = 1
 
+    LABEL = "Big Little Decoder"
+    SHORT_LABEL = "BiLD"
     OUTCOMES = ("decision",)
     ROLES = ("draft",)
     COSTS = ("verify_cost", "link", "early_head")
@@ -56,15 +53,13 @@ class Parameters(Batching):
 
     def __post_init__(self) -> None:
         self.check_batching()
-        checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
         checks.whole("maximum_draft", self.maximum_draft, 1, MAX_DRAFT)
         if self.fallback_threshold is not None:
             checks.number("fallback_threshold", self.fallback_threshold, 0, 1)
         if self.rollback_threshold is not None and self.rollback_threshold != float("inf"):
             checks.number("rollback_threshold", self.rollback_threshold, 0)
         checks.one_of("variant", self.variant, VARIANTS)
-        checks.one_of("placement", self.placement, PLACEMENTS)
-        checks.whole("draft_layers", self.draft_layers, 1, checks.MAX_LAYERS)
+        self.check_models()
         if self.exit_layer is not None:
             self._check_exit()
 
@@ -78,35 +73,42 @@ class Parameters(Batching):
                 )
 
     @classmethod
-    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Of COSTS those that it looks at with these parameters: a link of models apart, an early head of one model."""
-        unless = {"link": table.get("placement", "together") == "together", "early_head": table.get("exit_layer") is None}
-        return tuple(name for name in cls.COSTS if not unless.get(name))
+    def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """Costs that a choice with these parameters has: an early head where the small model is part of the large one."""
+        early = table.get("exit_layer") is not None
+        return tuple(name for name in super().costs_for(table) if early or name != "early_head")
 
     @classmethod
-    def roles(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+    def roles_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """The models beside the target that a choice has."""
         return cls.ROLES if table.get("exit_layer") is None else ()
 
     @property
-    def longest(self) -> int:
+    def handover_layer(self) -> int:
+        """Layer that an early head reads: the last of a small model that is part of the large one."""
+        return self.exit_layer or 0
+
+    @property
+    def reads_early(self) -> bool:
+        """Whether tokens are read from layers below the last."""
+        return self.exit_layer is not None
+
+    def check_thresholds(self) -> None:
+        """Refuse parameters that lack a threshold, by which real models decide."""
+        for name, value in (("fallback_threshold", self.fallback_threshold), ("rollback_threshold", self.rollback_threshold)):
+            if value is None:
+                what = "is required: real models are judged by thresholds; give it with --set or --sweep"
+                raise checks.ParameterError(f"{name} {what}")
+
+    @property
+    def longest_draft(self) -> int:
         """The most tokens that a segment drafts."""
         return self.maximum_draft
 
     @property
     def widest(self) -> int:
         """The most tokens of one pass of the large model: behind a rollback one more than are kept and corrected."""
-        return self.longest + 1
-
-    @property
-    def units(self) -> int:
-        """Compute units that it reserves."""
-        return 2 if self.placement == "apart" else 1
-
-    def demand(self, cost: UnitCost, tokens: int) -> Demand:
-        """What it may want at once: it is one process."""
-        return of_one_process(self.units, cost)
-
+        return self.longest_draft + 1
 
 class Draft(NamedTuple):
     """What the small model wrote, whether it stopped because it was unsure, and the outputs of all its passes."""

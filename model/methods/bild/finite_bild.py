@@ -20,13 +20,13 @@ from model.interpret.account import Totals, Work
 from model.interpret.world import UNLIKELY, UNSURE
 from model.methods import rounds
 from model.methods.bild.algorithm import Parameters
-from model.methods.bild.threshold_decisions import DecisionLaw, Digits, Independent, Recorded
+from model.methods.bild.threshold_decisions import DecisionLaw, Digits, Independent, RecordedDecisions
 from model.methods.rounds import Tally
 
 Floats = NDArray[np.float64]
 
 
-class Prices(NamedTuple):
+class SegmentPrices(NamedTuple):
     """Time, unit-time and arithmetic of a segment [unsure, tokens written], and of the pass behind a rollback [tokens kept].
 
     The last axis of each is the number of tokens; the first of `segment` and `again` are the three prices.
@@ -36,7 +36,7 @@ class Prices(NamedTuple):
     again: Floats
 
 
-def prices(parameters: Parameters, cost: UnitCost) -> Prices:
+def prices(parameters: Parameters, cost: UnitCost) -> SegmentPrices:
     """What a segment takes: a run of the small model for each token it wrote, one if it was unsure, and a pass of the large one.
 
     Apart, what is written goes to the large model and back. With an exit layer each token goes through the first layers by itself:
@@ -46,7 +46,7 @@ def prices(parameters: Parameters, cost: UnitCost) -> Prices:
     >>> found.segment[0].tolist(), found.segment[2].tolist()
     ([[24.0, 30.0, 36.0], [30.0, 36.0, 42.0]], [[1.0, 2.0625, 3.125], [1.0625, 2.125, 3.1875]])
     """
-    written = np.arange(parameters.longest + 1.0)
+    written = np.arange(parameters.longest_draft + 1.0)
     runs = written + np.array([[0.0], [1.0]])
     slowdown = np.array([cost.slowdown(width) for width in range(1, parameters.widest + 1)])
     if parameters.exit_layer is None:
@@ -61,19 +61,19 @@ def prices(parameters: Parameters, cost: UnitCost) -> Prices:
         time = busy = runs * (little + cost.head(first)) + np.array([[little], [0.0]]) + deep
         moved, operations = 0.0, np.broadcast_to(1 + written, runs.shape)
     again = cost.target_pass * np.append(slowdown[1:], np.nan)
-    return Prices(np.array([time + moved, busy, operations]), np.array([again, again, written + 2]))
+    return SegmentPrices(np.array([time + moved, busy, operations]), np.array([again, again, written + 2]))
 
 
-def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], price: Prices, replications: int) -> Tally:
+def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], price: SegmentPrices, replications: int) -> Tally:
     """Segments of many replications at once, from tiles of the decisions at the first tokens - 1 positions.
 
-    >>> flat = Prices(np.ones((3, 2, 3)), np.ones((3, 3)))
+    >>> flat = SegmentPrices(np.ones((3, 2, 3)), np.ones((3, 3)))
     >>> luck = iter([np.array([[0], [1], [0], [2], [0]], dtype=np.uint8)])  # two stay, for one it is unsure; then it is taken back
     >>> tally = segments(Parameters(24, maximum_draft=2), 6, luck, flat, 1)
     >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist()
     ([3.0], [4.0], [0, 3, 0])
     """
-    longest, again = parameters.longest, parameters.variant == "code"
+    longest, again = parameters.longest_draft, parameters.variant == "code"
     segment = price.segment.reshape(len(price.segment), -1)  # looked up by one number, which is faster than by two
     time, busy, operations, passes, drafted = np.zeros((5, replications))
     accepted = np.zeros(longest + 1, dtype=np.int64)
@@ -127,15 +127,15 @@ def _looking_ahead(tiles: Iterator[Digits], longest: int, tokens: int, replicati
 _ROWS = 256
 
 
-def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Prices) -> rounds.Moments:
+def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: SegmentPrices) -> rounds.Moments:
     """Means of what `segments` adds up, exactly; the variance is nan but for records, each of which is played once.
 
-    >>> flat = Prices(np.ones((3, 2, 4)), np.ones((3, 4)))
+    >>> flat = SegmentPrices(np.ones((3, 2, 4)), np.ones((3, 4)))
     >>> found = moments(Parameters(24, maximum_draft=3), 128, Independent(0.0, 0.21), flat)
     >>> round(found.rounds, 3)  # a window of 3 tokens, of which each stays with chance 0.79: as speculative decoding
     44.446
     """
-    if isinstance(law, Recorded):
+    if isinstance(law, RecordedDecisions):
         law.cover(tokens - 1)
         decisions = np.ascontiguousarray(law.records[:, : tokens - 1].T)
         return rounds.mean_of(segments(parameters, tokens, iter([decisions]), price, len(law.records)))
@@ -172,7 +172,7 @@ def starts(parameters: Parameters, tokens: int, law: Independent) -> Iterator[St
     mass[0] = 1.0
     code = parameters.variant == "code"
     for start in range(tokens):
-        most = min(parameters.longest, tokens - 1 - start)
+        most = min(parameters.longest_draft, tokens - 1 - start)
         here = slice(start, start + most)
         f, r = fallback[here], rollback[here]
         written = np.concatenate([[1.0], np.cumprod(1 - f)])  # at least so many

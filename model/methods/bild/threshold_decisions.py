@@ -28,7 +28,7 @@ Digits = NDArray[np.uint8]
 COLUMNS = ("confidence", "distance", "agrees")
 
 
-class Rates(NamedTuple):
+class ThresholdRates(NamedTuple):
     """What thresholds come to: arrays of the thresholds' shape; nan where nothing is kept."""
 
     fallback_rate: Floats
@@ -85,7 +85,7 @@ class Decisions:
             raise checks.unknown("column", unknown[0], COLUMNS)
         return cls(**columns, source=source)
 
-    def rates(self, fallback_threshold: ArrayLike, rollback_threshold: ArrayLike, *, variant: str = "paper") -> Rates:
+    def rates(self, fallback_threshold: ArrayLike, rollback_threshold: ArrayLike, *, variant: str = "paper") -> ThresholdRates:
         """The rates at these thresholds; in the variant `code` a rollback needs that the two disagree besides."""
         checks.one_of("variant", variant, VARIANTS)
         low = checks.array("fallback_threshold", fallback_threshold, 0)
@@ -93,7 +93,7 @@ class Decisions:
         high = checks.array("rollback_threshold", np.minimum(rollback_threshold, np.finfo(np.float64).max), 0)
         low, high = np.broadcast_arrays(low, high)
         found = np.array([self._rates(*pair, variant) for pair in zip(low.ravel(), high.ravel(), strict=True)]).reshape(low.size, 3)
-        return Rates(*(column.reshape(low.shape) for column in found.T))
+        return ThresholdRates(*(column.reshape(low.shape) for column in found.T))
 
     def _rates(self, low: float, high: float, variant: str) -> tuple[float, float, float]:
         written = self.confidence >= low
@@ -164,7 +164,7 @@ class Independent:
         return np.asarray(np.broadcast_to(rates[:positions] if rates.ndim else rates, positions))
 
 
-class Recorded:
+class RecordedDecisions:
     """Decisions of recorded texts; a replication is one of them, drawn with equal chances by its first coin.
 
     `records` has shape (texts, positions) and holds 0, 1 and 2 as in `model.interpret.world`.
@@ -194,7 +194,7 @@ class Recorded:
             )
 
 
-DecisionLaw = Independent | Recorded
+DecisionLaw = Independent | RecordedDecisions
 
 
 def synthetic(count: int, coins: ArrayLike, *, sureness: float = 3.0) -> Decisions:

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.methods import batching
+from model.methods.method_parameters import STATIC
 from model.steps import Commit, Forward, Read, Step, Steps
 
 FORMS = ("paper", "code")
@@ -51,6 +52,7 @@ class Parameters(batching.StaticBatching):
     fill: str = "propagate"
     exit_layer: int | None = None
 
+    LABEL = "early exit"
     OUTCOMES = ("exit",)
     COSTS = ("early_head", "propagation", "state_check", "verify_cost")
     EXACT = False
@@ -61,7 +63,7 @@ class Parameters(batching.StaticBatching):
         checks.whole("first_check", self.first_check, 1, self.layers, "layers")
         checks.one_of("fill", self.fill, FILLS)
         self.check_batching()
-        if self.fill == "backfill" and self.batching == batching.STATIC and self.sequences > 1:
+        if self.fill == "backfill" and self.batching == STATIC and self.sequences > 1:
             raise checks.ParameterError(
                 f"sequences must be 1 with fill='backfill' and batching='static', got {self.sequences}; sequences of a batch would"
                 " each lack other rows; choose fill='propagate'"
@@ -100,7 +102,7 @@ class Parameters(batching.StaticBatching):
             )
 
     @classmethod
-    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+    def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """Of COSTS those that it looks at with these parameters: with one exit for all nothing is compared or propagated."""
         fixed = table.get("exit_layer") is not None
         alone = table.get("lengths") is None and table.get("fill") != "backfill"
@@ -108,19 +110,42 @@ class Parameters(batching.StaticBatching):
         return tuple(name for name in cls.COSTS if not unless.get(name))
 
     @classmethod
-    def asked(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+    def outcomes_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """The outcomes that a choice asks for: none where all tokens leave at one layer."""
         return cls.OUTCOMES if table.get("exit_layer") is None else ()
 
     @property
-    def units(self) -> int:
-        """Compute units that it reserves."""
-        return 1
+    def handover_layer(self) -> int:
+        """Layer that an early head reads, where it is one for all tokens."""
+        return self.exit_layer or 0
+
+    @property
+    def reads_early(self) -> bool:
+        """Whether tokens are read from layers below the last."""
+        return True
+
+    @property
+    def decides_by_threshold(self) -> bool:
+        """Whether a threshold was given."""
+        return self.threshold is not None
+
+    def check_thresholds(self) -> None:
+        """Refuse parameters that say neither a threshold nor a layer where all tokens leave."""
+        if self.threshold is None and self.exit_layer is None:
+            raise checks.ParameterError(
+                "threshold or exit_layer is required: the confidence at which a token leaves, or one layer for all; give one of"
+                " the two"
+            )
+
+    @property
+    def counts_layers(self) -> bool:
+        """Whether its operations are those of the layers that it runs, and not its unit-time."""
+        return True
 
     @property
     def widest(self) -> int:
         """The most tokens of one pass that runs layers."""
-        return self.together
+        return self.concurrent_sequences
 
     def check_tokens(self, tokens: int) -> None:
         """Refuse a threshold that falls over fewer tokens than there are, and lengths that do not go with them."""
@@ -152,19 +177,19 @@ def decode(
     start = len(prompt) - 1
     if start and not prompts:
         yield Forward("target", tuple(prompt[:-1]), 0, 0, parameters.layers)
-    for batch in batching.texts(parameters, tokens):
+    for batch in parameters.batches(tokens):
         yield from batching.read_prompts(parameters.layers, prompt, prompts, tuple(batch))
         last = dict(zip(batch, batching.last_words(prompt, prompts, tuple(batch)), strict=True))
         owed = None
         if parameters.fill == "backfill":
-            owed = Owed(parameters.layers, start, tuple(batch) if parameters.texts > 1 else ())
+            owed = Owed(parameters.layers, start, tuple(batch) if parameters.decoded_sequences > 1 else ())
         for column in range(max(batch.values())):
             texts = tuple(text for text, length in batch.items() if length > column and (last[text] not in stop or not column))
             if not texts:
                 break
             step = Forward(
                 "target", tuple(last[text] for text in texts), start + column, 0, parameters.layers, heads=len(texts),
-                texts=texts if parameters.texts > 1 else (),
+                texts=texts if parameters.decoded_sequences > 1 else (),
             )  # fmt: skip
             if parameters.exit_layer is not None:
                 out = yield step._replace(last=parameters.exit_layer)

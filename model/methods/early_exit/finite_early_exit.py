@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Totals, Work
-from model.methods import batching
 from model.methods.early_exit.algorithm import Parameters
 
 Floats = NDArray[np.float64]
@@ -107,7 +106,7 @@ def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: UnitC
     _same_depth(parameters, law)
     mean = variance = 0.0
     rising = law.cdf(tokens)
-    for place, width in batching.columns(parameters, tokens):
+    for place, width in parameters.columns(tokens):
         reached = rising[place] ** width
         chance = np.diff(reached, prepend=0.0)
         times = column_times(parameters, cost, width)[1:]
@@ -115,7 +114,7 @@ def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: UnitC
         mean += first
         variance += float(chance @ (times - first) ** 2)
     if parameters.fill == "backfill":
-        lengths = [length for batch in batching.texts(parameters, tokens) for length in batch.values()]
+        lengths = [length for batch in parameters.batches(tokens) for length in batch.values()]
         filling = sum(_fillings(parameters, rising[:length], cost.layers_slowdown) for length in lengths)
         return mean + cost.propagation * filling, float("nan")
     return mean, variance
@@ -141,14 +140,14 @@ def work(parameters: Parameters, tokens: int, law: Depths | None) -> Work:
     passes = (1.0 if fixed else depth - first + 1) + alone + filling
     each = np.array([passes, depth, projected, filling * (layers - depth)])
     rising, total = law.cdf(tokens), np.zeros(9)
-    for place, width in batching.columns(parameters, tokens):
+    for place, width in parameters.columns(tokens):
         chance = np.diff(rising[place] ** width, prepend=0.0)
         runs, deep, heads, filled = (float(chance @ row) for row in each)
         attended = deep * width * (place + 1)
         total += [runs, deep, deep * width, attended, attended, filled, filled * width, heads, heads * width]
     found = Totals(*map(float, total))
     if parameters.fill == "backfill":
-        lengths = [length for batch in batching.texts(parameters, tokens) for length in batch.values()]
+        lengths = [length for batch in parameters.batches(tokens) for length in batch.values()]
         runs, rows = (sum(_fillings(parameters, rising[:length], price) for length in lengths) for price in (_once, _each))
         found = found._replace(passes=found.passes + runs, filled_runs=runs, filled=rows)
     return Work({"target": found})
@@ -177,9 +176,9 @@ def _fillings(parameters: Parameters, rising: Floats, price: Callable[[int], flo
 
 def decodings(parameters: Parameters, tokens: int, depths: Iterator[Depth], cost: UnitCost, replications: int) -> Floats:
     """Times of many replications at once, from tiles of the depths of all texts at each place."""
-    batches = batching.texts(parameters, tokens)
+    batches = parameters.batches(tokens)
     texts = sum(map(len, batches))
-    widths = {width for _, width in batching.columns(parameters, tokens)}
+    widths = {width for _, width in parameters.columns(tokens)}
     prices = {width: column_times(parameters, cost, width) for width in widths}
     time = np.zeros(replications)
     owed = np.zeros((texts, parameters.layers, replications), dtype=np.int64) if parameters.fill == "backfill" else None

@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account, Work
-from model.methods import batching
 from model.methods.early_exit import finite_early_exit
 from model.methods.early_exit.algorithm import FORMS as FORMS
 from model.methods.early_exit.algorithm import MEASURES as MEASURES
@@ -98,13 +97,13 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost)
     n = int(np.asarray(tokens))
     parameters.check_tokens(n)
     mean, variance = finite_early_exit.moments(parameters, n, law, cost)
-    values = mean, variance, mean, 1.0, parameters.units, batching.plain_time(parameters, n, cost)
+    values = mean, variance, mean, 1.0, parameters.units, parameters.plain_time(n, cost)
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in values))
 
 
 def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds: the deepest column at every step, and every row filled in alone."""
-    widths = {width for _, width in batching.columns(parameters, tokens)}
+    widths = {width for _, width in parameters.columns(tokens)}
     deepest = max(float(np.nanmax(finite_early_exit.column_times(parameters, cost, width))) for width in widths)
     last = tokens if cost.curve is None else min(tokens, int(cost.curve.last))
     widest = max(cost.layers_slowdown(width) for width in range(1, last + 1))

@@ -20,23 +20,21 @@ false.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
-from model.methods.batching import Batching
-from model.methods.demand import Demand, of_one_process
-from model.methods.speculative.algorithm import MAX_DRAFT, Guess, Model, check_models, commit, draft, judge, look, start, verify
+from model.methods.draft_model import MAX_DRAFT, DraftModel
+from model.methods.speculative.algorithm import Guess, Model, commit, draft, judge, look, start, verify
 from model.steps import Forward, Step, Steps
 
 READINGS = ("literal", "reuse", "bonus", "recursive")
 
 
 @dataclass(frozen=True)
-class Parameters(Batching):
+class Parameters(DraftModel):
     """A choice of hierarchical decoding: gamma = `draft_length` at both levels, and how the deck is read (`reading`).
 
     With `recursive`, `draft_length` is how many tokens the medium model offers to the large one, and `inner_draft_length` how many
@@ -49,15 +47,16 @@ class Parameters(Batching):
     reading: str = "literal"
     inner_draft_length: int | None = None
     sampled: bool = False
-    placement: str = "together"
-    draft_layers: int = 1
     medium_layers: int = 1
 
+    LABEL = "three models"
+    SHORT_LABEL = "hierarchical"
     OUTCOMES = ("accept", "medium_accept")
     ROLES = ("draft", "medium")
     COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"medium": ("target", "accept"), "draft": ("medium", "medium_accept")})
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
+    EXACT = True
 
     def __post_init__(self) -> None:
         self.check_batching()
@@ -75,43 +74,29 @@ class Parameters(Batching):
             raise checks.ParameterError(
                 f"inner_draft_length must be left out for reading {self.reading!r}, got {given}; only 'recursive' has inner drafts"
             )
-        check_models(self)
+        checks.flag("sampled", self.sampled)
+        self.check_models()
         checks.whole("medium_layers", self.medium_layers, 1, checks.MAX_LAYERS)
 
-    @classmethod
-    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
-        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
-
     @property
-    def EXACT(self) -> bool:  # noqa: N802  the name that every method has
+    def exact(self) -> bool:
         """Whether the output is the large model's own; see above for the one that is not."""
         return not (self.sampled and self.reading == "literal")
 
     @property
-    def longest(self) -> int:
+    def longest_draft(self) -> int:
         """The most tokens that are offered to the large model in a round."""
         return self.draft_length + (self.reading == "bonus")
 
     @property
     def widest(self) -> int:
         """The most tokens of one pass of the large model."""
-        return self.longest + 1
-
-    @property
-    def units(self) -> int:
-        """Compute units that it reserves."""
-        return 3 if self.placement == "apart" else 1
-
-    def demand(self, cost: UnitCost, tokens: int) -> Demand:
-        """What it may want at once: it is one process."""
-        return of_one_process(self.units, cost)
-
+        return self.longest_draft + 1
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
     text, end = list(prompt), len(prompt) + tokens
-    small = yield from start(parameters, text)
+    small = yield from start(parameters, text, parameters.sampled)
     medium = Model("medium", parameters.medium_layers, min(1, parameters.units - 1), small.rows, parameters.sampled)
     if medium.rows:
         yield Forward("medium", tuple(text[:-1]), 0, 0, medium.layers, unit=medium.unit)
@@ -134,7 +119,7 @@ def _at_once(
     guesses = yield from _corrected(small, medium, text, count)
     if parameters.reading == "literal":
         del guesses[-1]
-    del guesses[min(parameters.longest, room) :]
+    del guesses[min(parameters.longest_draft, room) :]
     ahead = [*text, *[guess.token for guess in guesses]]
     _forget(ahead, medium)
     return guesses + (yield from draft(medium, ahead, count - len(guesses)))

@@ -28,7 +28,7 @@ Chances = tuple[Floats, Floats]
 """The chance of a success after a failure, and after a success."""
 
 
-class Prices(NamedTuple):
+class PassPrices(NamedTuple):
     """Times of a pass of the small and of the medium model, of the large one by how many tokens it checks, and of a move.
 
     And the arithmetic of a token in a pass of the small and of the medium model.
@@ -53,12 +53,12 @@ class Prices(NamedTuple):
         return smaller + verify, smaller * self.share + verify, offered + 1 + beside
 
 
-def prices(parameters: Parameters, cost: UnitCost) -> Prices:
+def prices(parameters: Parameters, cost: UnitCost) -> PassPrices:
     """What passes and moves between units take."""
-    verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest + 2)])
+    verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest_draft + 2)])
     link = cost.link if parameters.placement == "apart" else 0.0
     operations = cost.operations("draft"), cost.operations("medium")
-    return Prices(cost.required("draft"), cost.required("medium"), verify, link, *operations, cost.draft_devices)
+    return PassPrices(cost.required("draft"), cost.required("medium"), verify, link, *operations, cost.draft_devices)
 
 
 def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_accept: Law, cost: UnitCost) -> rounds.Moments:
@@ -75,7 +75,7 @@ def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_a
     each = recursive if parameters.reading == "recursive" else one_pass
     found = [
         each(parameters, tokens, large, chain, price)
-        for large, chain in product(_large_chances(accept, tokens, parameters.longest), chains)
+        for large, chain in product(_large_chances(accept, tokens, parameters.longest_draft), chains)
     ]
     mean, square, *rest = np.mean(found, axis=0).tolist()
     return rounds.Moments(mean, max(square - mean**2, 0.0) if square == square else square, *rest)
@@ -105,7 +105,7 @@ def _large_chances(law: AcceptanceLaw, tokens: int, longest: int) -> list[Chance
 # --- Readings with one pass of the medium model, and one first failure ------------------------------------------------
 
 
-def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: Prices) -> Floats:
+def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: PassPrices) -> Floats:
     """Mean and mean square of the time, means of unit-time, arithmetic, rounds and offered tokens: forward over starts of rounds.
 
     A round tells the small model's coins up to their first failure, or to the end of its draft. What the next rounds know of them
@@ -134,7 +134,7 @@ def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain,
     return np.asarray(sums[1:])
 
 
-def round_price(reading: str, count: int, kept: int, offered: int, price: Prices) -> tuple[float, float, float]:
+def round_price(reading: str, count: int, kept: int, offered: int, price: PassPrices) -> tuple[float, float, float]:
     """Time, unit-time and arithmetic of a round whose draft of `count` tokens has `kept` that the medium model keeps."""
     missing = count - kept if reading == "literal" else max(count - kept - 1, 0)
     time, busy, operations = price.work(count, 1 + missing if count else 0, offered)
@@ -196,7 +196,7 @@ def _ends(large: Chances, start: int, offered: int) -> list[tuple[int, int, int,
 # --- The reading with rounds inside of rounds -------------------------------------------------------------------------
 
 
-def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: Prices) -> Floats:
+def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: PassPrices) -> Floats:
     """The same means, and nan for the mean square: the chance that a round starts somewhere, times what one takes from there."""
     gamma, inner = parameters.draft_length, parameters.inner_draft_length
     assert inner is not None
@@ -233,4 +233,4 @@ def _starts(large: Chances, gamma: int, tokens: int) -> Floats:
 
 def _from(law: Chain, start: int, count: int) -> Chain:
     """The law of the positions from `start` on."""
-    return ByPosition(law.match_rates[start : start + count]) if isinstance(law, ByPosition) else law
+    return ByPosition(law.rates[start : start + count], name=law.name) if isinstance(law, ByPosition) else law

@@ -37,7 +37,7 @@ def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Mapping[
     accept, medium_accept = outcomes["accept"], outcomes["medium_accept"]
     offer = _recursively if parameters.reading == "recursive" else _at_once
     time, busy, operations, rounds, drafted = np.zeros((5, BLOCK))
-    reached = np.zeros(parameters.longest + 1, dtype=np.int64)  # positions whose place in the draft is 0, 1, 2, ...
+    reached = np.zeros(parameters.longest_draft + 1, dtype=np.int64)  # positions whose place in the draft is 0, 1, 2, ...
     phase, limit = np.zeros(BLOCK, dtype=np.uint8), np.zeros(BLOCK, dtype=np.int64)
     anywhere = phase.copy()  # the medium model's outcomes do not depend on the place in a draft
     ahead: deque[Bools] = deque()

@@ -69,7 +69,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cos
 def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds: more passes of the smaller models, and moves, than any round has."""
     price = finite_hierarchical.prices(parameters, cost)
-    mediums = parameters.longest + 2
+    mediums = parameters.longest_draft + 2
     drafts = mediums * max(parameters.draft_length, parameters.inner_draft_length or 0)
     busy = drafts * price.draft + mediums * price.medium + float(price.verify.max())
     return tokens * (busy + 2 * (drafts + mediums + 1) * price.link), tokens * busy

@@ -27,8 +27,8 @@ from typing import Any, Literal
 
 from model.base import checks
 from model.costs.layer_times import UnitCost
-from model.methods.batching import Batching
 from model.methods.demand import Demand
+from model.methods.method_parameters import MethodParameters
 from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, Read, Steps, Stop
 
 HEAD = 1  # a pass projects one position; the steps' fields go unnamed here because naming them costs the simulator 2 %
@@ -36,7 +36,7 @@ FORMS = ("literal", "eager", "nested", "flat")
 
 
 @dataclass(frozen=True)
-class Parameters(Batching):
+class Parameters(MethodParameters):
     """A choice of Predictive Pipelined Decoding: d = `layers`, d-bar = `exit_layer`, k = `candidates`, and the form.
 
     `sampled` draws the final token in place of taking the likeliest (Appendix B); the candidates are the likeliest all the same.
@@ -50,6 +50,8 @@ class Parameters(Batching):
     sampled: bool = False
     batched: bool = False
 
+    LABEL = "Predictive Pipelined Decoding"
+    SHORT_LABEL = "PPD"
     OUTCOMES = ("match",)
     COSTS = (
         "early_head", "dispatch", "dispatch_per_process", "dispatch_law", "link", "promotion", "fitted_on", "verify_cost",
@@ -97,9 +99,29 @@ class Parameters(Batching):
         return self.candidates if self.batched else 1
 
     @classmethod
-    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+    def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """Of COSTS those that it looks at with these parameters: without batched candidates no pass is wide."""
         return cls.COSTS if table.get("batched", False) is not False else cls.COSTS[:-1]
+
+    @property
+    def handover_layer(self) -> int:
+        """Layer whose state other passes start from, or an early head reads."""
+        return self.exit_layer
+
+    @property
+    def reads_early(self) -> bool:
+        """Whether tokens are read from layers below the last."""
+        return True
+
+    @property
+    def match_candidates(self) -> int:
+        """Candidates of which one may match."""
+        return self.candidates
+
+    @property
+    def counts_layers(self) -> bool:
+        """Whether its operations are those of the layers that it runs, and not its unit-time."""
+        return self.batched
 
     @property
     def bounded(self) -> bool:

@@ -80,7 +80,7 @@ def latency_variance(layers: ArrayLike, exit_layer: ArrayLike, tokens: ArrayLike
     12700.0
     """
     d, exit_at, n = _shape(layers, exit_layer, tokens)
-    return np.asarray((d - exit_at) ** 2 * Iid(match_rate).variance(n - 1))
+    return np.asarray((d - exit_at) ** 2 * Iid(match_rate, name="match_rate").variance(n - 1))
 
 
 def latency_pmf(layers: int, exit_layer: int, tokens: int, match_rate: float) -> tuple[Floats, Floats]:
@@ -93,7 +93,7 @@ def latency_pmf(layers: int, exit_layer: int, tokens: int, match_rate: float) ->
     >>> values.tolist(), probabilities.round(12).tolist()
     ([80.0, 100.0, 120.0], [0.25, 0.5, 0.25])
     """
-    return _law_of_latency(layers, exit_layer, tokens, Iid(match_rate))
+    return _law_of_latency(layers, exit_layer, tokens, Iid(match_rate, name="match_rate"))
 
 
 def normalized_latency(match_rate: ArrayLike) -> Floats:
@@ -186,7 +186,7 @@ def markov_latency(
     layers/2, or the nested form; in the flat form the mean moves too (`flat_latency`).
     """
     d, exit_at, n = _shape(layers, exit_layer, tokens)
-    spread = Markov(match_rate, correlation).variance(n - 1)
+    spread = Markov(match_rate, correlation, name="match_rate").variance(n - 1)
     return expected_latency(d, exit_at, n, match_rate), np.asarray((d - exit_at) ** 2 * spread)
 
 
@@ -430,8 +430,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     law's rate may be arrays that broadcast. Otherwise the stages are summed over the law, one decoding at a time.
     """
     if isinstance(law, Iid) and cost.plain and not (parameters.batched and cost.verify_cost is not None):
-        closed = _closed_form(parameters, tokens, law.match_rate)
-        given = (parameters.layers, parameters.exit_layer, parameters.candidates, tokens, law.match_rate)
+        closed = _closed_form(parameters, tokens, law.rate)
+        given = (parameters.layers, parameters.exit_layer, parameters.candidates, tokens, law.rate)
         lacking = np.isnan(closed.latency_variance).any() or np.isnan(closed.units_ratio).any()
         if not lacking or any(np.ndim(value) for value in given):
             return closed

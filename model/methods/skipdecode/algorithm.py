@@ -54,6 +54,7 @@ class Parameters(batching.StaticBatching):
     rounding: str = "half-up"
     power: float = 1.0
 
+    LABEL = "SkipDecode"
     OUTCOMES = ()
     COSTS = ("verify_cost",)
     EXACT = False
@@ -70,19 +71,19 @@ class Parameters(batching.StaticBatching):
         self.check_batching()
 
     @classmethod
-    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
+    def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """Of COSTS those that it looks at with these parameters: a pass is wide only in a batch."""
         return () if table.get("sequences", 1) == 1 and table.get("lengths") is None else cls.COSTS
 
     @property
-    def units(self) -> int:
-        """Compute units that it reserves."""
-        return 1
+    def counts_layers(self) -> bool:
+        """Whether its operations are those of the layers that it runs, and not its unit-time."""
+        return True
 
     @property
     def widest(self) -> int:
         """The most tokens of one pass."""
-        return self.together
+        return self.concurrent_sequences
 
     def check_tokens(self, tokens: int) -> None:
         """Refuse more tokens than the schedule has positions for."""
@@ -107,7 +108,7 @@ def decode(
     layers, start = parameters.layers, len(prompt) - 1
     if start and not prompts:
         yield Forward("target", tuple(prompt[:-1]), 0, 0, layers)
-    for batch in batching.texts(parameters, tokens):
+    for batch in parameters.batches(tokens):
         texts = tuple(batch)
         yield from batching.read_prompts(layers, prompt, prompts, texts)
         words = batching.last_words(prompt, prompts, texts)
@@ -119,7 +120,7 @@ def decode(
             if not texts:
                 break
             width = len(texts)
-            numbers = texts if parameters.texts > 1 else ()
+            numbers = texts if parameters.decoded_sequences > 1 else ()
             out = yield Forward("target", words, start + column, 0, layers, None, width, None, (), numbers, gaps[column])
             read = []
             for offset in range(-width, 0):

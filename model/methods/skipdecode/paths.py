@@ -23,7 +23,7 @@ def walk(
     parameters.check_tokens(tokens)
     layers, batch = parameters.layers, parameters.sequences
     layer_times = np.ones(layers) if cost.layer_times is None else np.array(cost.layer_times)
-    lengths = np.array([tokens] * parameters.texts if parameters.lengths is None else parameters.lengths)
+    lengths = np.array([tokens] * parameters.decoded_sequences if parameters.lengths is None else parameters.lengths)
     budgets = schedule(parameters, tokens)
     times = {budget: float(layer_times[_run(parameters, budget)].sum()) + cost.final_head for budget in {*budgets}}
     total = 0.0

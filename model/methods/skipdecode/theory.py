@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account, Totals, Work
-from model.methods import batching
 from model.methods.prediction import Prediction
 from model.methods.skipdecode.algorithm import ROUNDINGS as ROUNDINGS
 from model.methods.skipdecode.algorithm import Parameters, schedule, skipped
@@ -115,9 +114,9 @@ def _times(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, 
     parameters.check_tokens(tokens)
     gaps = [skipped(parameters, budget) for budget in schedule(parameters, tokens)]
     layers = [cost.layers_of(0, parameters.layers, each) + cost.final_head for each in gaps]
-    columns = batching.columns(parameters, tokens)
+    columns = parameters.columns(tokens)
     latency = sum(cost.step + layers[column] * cost.layers_slowdown(width) for column, width in columns)
-    return latency, 0.0, latency, 1.0, parameters.units, batching.plain_time(parameters, tokens, cost)
+    return latency, 0.0, latency, 1.0, parameters.units, parameters.plain_time(tokens, cost)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
@@ -139,7 +138,7 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work:
     1204.0
     """
     budgets = schedule(parameters, tokens)
-    rows = [(budgets[place], width, place + 1) for place, width in batching.columns(parameters, tokens)]
+    rows = [(budgets[place], width, place + 1) for place, width in parameters.columns(tokens)]
     layers, widths, seen = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
     attended = float(layers @ (widths * seen))
     total = Totals(len(rows), float(layers.sum()), float(layers @ widths), attended, attended)

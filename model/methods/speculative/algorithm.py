@@ -16,24 +16,20 @@ arXiv:2211.17192.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
 from model.methods import batching
-from model.methods.demand import Demand, of_one_process
+from model.methods.draft_model import MAX_DRAFT, DraftModel
+from model.methods.method_parameters import BATCHING, CONTINUOUS
 from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Step, Steps, ended
-
-PLACEMENTS = ("together", "apart")
-MAX_DRAFT = 250
-"""Longer drafts than anybody makes; positions within one are kept in a byte."""
 
 
 @dataclass(frozen=True)
-class Parameters(batching.StaticBatching):
+class Parameters(batching.StaticBatching, DraftModel):
     """A choice of speculative decoding: gamma = `draft_length`, whether tokens are `sampled`, and whether the draft model is on a
     unit of its own (`placement` apart).
 
@@ -44,65 +40,44 @@ class Parameters(batching.StaticBatching):
     layers: int
     draft_length: int
     sampled: bool = False
-    placement: str = "together"
-    draft_layers: int = 1
 
+    LABEL = "speculative decoding"
+    SHORT_LABEL = "speculative"
     OUTCOMES = ("accept",)
     ROLES = ("draft",)
     COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     EXACT = True
-    BATCHINGS = batching.BATCHING
+    BATCHINGS = BATCHING
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
 
     def __post_init__(self) -> None:
         checks.whole("draft_length", self.draft_length, 0, MAX_DRAFT)
-        check_models(self)
+        checks.flag("sampled", self.sampled)
+        self.check_models()
         self.check_batching()
 
-    @classmethod
-    def costs(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
-        """Of COSTS those that it looks at with these parameters: a link only where the models are apart."""
-        return cls.COSTS if table.get("placement", "together") != "together" else cls.COSTS[:-1]
-
     @property
-    def longest(self) -> int:
+    def longest_draft(self) -> int:
         """The most tokens that a round drafts."""
         return self.draft_length
 
     @property
     def widest(self) -> int:
         """The most tokens of one pass of the target, of all sequences that are played together."""
-        return self.together * (self.longest + 1)
+        return self.concurrent_sequences * (self.longest_draft + 1)
 
     @property
-    def units(self) -> int:
-        """Compute units that it reserves."""
-        return 2 if self.placement == "apart" else 1
-
-    def demand(self, cost: UnitCost, tokens: int) -> Demand:
-        """What it may want at once: it is one process."""
-        return of_one_process(self.units, cost)
-
-    @property
-    def beyond(self) -> int:
+    def overrun(self) -> int:
         """How many positions after the end of the longest sequence a pass may reach: sequences draft along with others."""
-        return self.longest if self.together > 1 or not self.cut else 0
+        return self.longest_draft if self.concurrent_sequences > 1 or not self.cut else 0
 
     @property
     def cut(self) -> bool:
         """Whether the last drafts of a sequence are cut to what remains to be decoded: an engine that keeps its batch full drafts
         as many tokens for every sequence in each step.
         """
-        return self.sequences == 1 or self.batching != batching.CONTINUOUS
-
-
-def check_models(parameters: Any) -> None:
-    """Refuse what no choice of a draft and a target may be."""
-    checks.whole("layers", parameters.layers, 1, checks.MAX_LAYERS)
-    checks.whole("draft_layers", parameters.draft_layers, 1, checks.MAX_LAYERS)
-    checks.flag("sampled", parameters.sampled)
-    checks.one_of("placement", parameters.placement, PLACEMENTS)
+        return self.sequences == 1 or self.batching != CONTINUOUS
 
 
 class Guess(NamedTuple):
@@ -139,12 +114,12 @@ def decode(
     it is one sequence, and so of one in lockstep.
     """
     parameters.check_tokens(tokens)
-    if parameters.texts > 1:
+    if parameters.decoded_sequences > 1:
         yield from _in_batches(parameters, prompt, tokens, stop, prompts)
         return
     prompt = prompts[0] if prompts else prompt
     text, end = list(prompt), len(prompt) + tokens
-    drafter = yield from start(parameters, text)
+    drafter = yield from start(parameters, text, parameters.sampled)
     while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
         room = end - len(text) - 1
         guesses = yield from draft(drafter, text, min(parameters.draft_length, room) if parameters.cut else parameters.draft_length)
@@ -158,8 +133,8 @@ def _in_batches(
 ) -> Steps:
     """The same of several texts: all that are left draft together, then are verified together."""
     target, gamma = Model("target", parameters.layers, 0), parameters.draft_length
-    drafter = yield from start(parameters, [0] if prompts else prompt)
-    for batch in batching.texts(parameters, tokens):
+    drafter = yield from start(parameters, [0] if prompts else prompt, parameters.sampled)
+    for batch in parameters.batches(tokens):
         live: list[Text] = []
         for number, length in batch.items():
             own = prompts[number] if prompts else prompt
@@ -197,10 +172,10 @@ class Model:
     sampled: bool = False
 
 
-def start(parameters: Any, text: Sequence[int]) -> Generator[Step, Any, Model]:
+def start(parameters: DraftModel, text: Sequence[int], sampled: bool = False) -> Generator[Step, Any, Model]:
     """Let both models read the prompt but for its last token; the draft model."""
     rows = len(text) - 1
-    drafter = Model("draft", parameters.draft_layers, parameters.units - 1, rows, getattr(parameters, "sampled", False))
+    drafter = Model("draft", parameters.draft_layers, parameters.units - 1, rows, sampled)
     yield from read(parameters, drafter, Text([*text], 0, rows))
     return drafter
 

@@ -97,7 +97,7 @@ def expected_tokens_markov(
     """
     checks.one_of("chain", chain, ("output", "tested"))
     p = checks.array("acceptance_rate", acceptance_rate, 0, 1)
-    law = Markov(p, correlation)
+    law = Markov(p, correlation, name="acceptance_rate")
     a, b = law.after_success, law.after_failure
     gamma = checks.whole_array("draft_length", draft_length, 0)
     coins = gamma + 1 if chain == "output" else np.maximum(gamma, 1.0)

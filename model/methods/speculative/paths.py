@@ -25,7 +25,7 @@ def walk(
     """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions, those of each
     text where there are several.
     """
-    if parameters.texts > 1:
+    if parameters.decoded_sequences > 1:
         return decodings(parameters, tokens, cast("Iterable[Iterator[Outcomes]]", outcomes), cost, BLOCK)
     outcomes = cast("Iterator[Outcomes]", outcomes)
     prices = round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart")

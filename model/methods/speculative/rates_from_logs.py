@@ -37,7 +37,7 @@ FEWEST = 5
 """Expected rounds in a cell of the chi-square test, at least: the usual rule."""
 
 
-class Rates(NamedTuple):
+class EstimatedRates(NamedTuple):
     """Shares of trials, with Wilson's interval of 95 % for independent trials; arrays of one shape, nan where nothing was tried."""
 
     rate: Floats
@@ -46,7 +46,7 @@ class Rates(NamedTuple):
     trials: Whole
 
 
-def rates(successes: ArrayLike, trials: ArrayLike) -> Rates:
+def rates(successes: ArrayLike, trials: ArrayLike) -> EstimatedRates:
     """Of counts, element by element.
 
     >>> found = rates([37, 0], [50, 0])
@@ -60,7 +60,7 @@ def rates(successes: ArrayLike, trials: ArrayLike) -> Rates:
         raise checks.ParameterError(f"successes must be at most the trials, got {given}")
     rate = np.where(tried > 0, kept / np.maximum(tried, 1), np.nan)
     low, high = (np.asarray(end) for end in wilson(rate, np.maximum(tried, 1)))
-    return Rates(rate, low, high, tried.astype(np.int64))
+    return EstimatedRates(rate, low, high, tried.astype(np.int64))
 
 
 def ratio_interval(successes: ArrayLike, trials: ArrayLike) -> tuple[float, float]:
@@ -125,7 +125,7 @@ def play(logs: Sequence[ArrayLike], draft_length: int) -> Played:
     return Played(draft_length, *np.array(rounds, dtype=np.int64).T)
 
 
-def accepted_of_tested(played: Played) -> Rates:
+def accepted_of_tested(played: Played) -> EstimatedRates:
     """Accepted over tested tokens, of all rounds together: an estimate of alpha, and the likeliest if the theory holds.
 
     For independent coins accepted - alpha tested has mean zero, whatever ends a round or a text: whether a coin is tossed depends
@@ -137,7 +137,7 @@ def accepted_of_tested(played: Played) -> Rates:
     return rates(played.accepted.sum(), played.tested.sum())
 
 
-def accepted_of_drafted(played: Played) -> Rates:
+def accepted_of_drafted(played: Played) -> EstimatedRates:
     """Accepted over drafted tokens, which engines print as acceptance rate: for independent coins at most alpha.
 
     In whole drafts (alpha + ... + alpha^gamma) / gamma, from Eq. 1 of [Leviathan2023]. Drafted tokens behind a rejected one are no
@@ -194,7 +194,7 @@ def means(played: Played) -> Means:
     )  # fmt: skip
 
 
-def accepted_of_positions(logs: Sequence[ArrayLike]) -> Rates:
+def accepted_of_positions(logs: Sequence[ArrayLike]) -> EstimatedRates:
     """The share of positions whose own draft's first token is accepted: the mean of the `coins`, each once, whoever tests it.
 
     For independent coins it estimates the same alpha as `accepted_of_tested`, from more of them. A draft that reads the target's
@@ -207,7 +207,7 @@ def accepted_of_positions(logs: Sequence[ArrayLike]) -> Rates:
     return rates(sum(int(each.sum()) for each in held), sum(each.size for each in held))
 
 
-def by_place(played: Played) -> Rates:
+def by_place(played: Played) -> EstimatedRates:
     """Of the first, second, ... token of a draft, where it is tested; shape (gamma,). Theory: all alpha.
 
     >>> by_place(play([[3, 9, 9, 1, 4, 9]], 3)).rate.tolist()
@@ -217,7 +217,7 @@ def by_place(played: Played) -> Rates:
     return rates((played.accepted > place).sum(axis=1), (played.tested > place).sum(axis=1))
 
 
-def by_output_position(played: Played, edges: Sequence[int]) -> Rates:
+def by_output_position(played: Played, edges: Sequence[int]) -> EstimatedRates:
     """Of tested tokens, by where in the output they are: from each edge to below the next; shape (edges - 1,). Theory: all alpha.
 
     >>> by_output_position(play([[3, 9, 9, 1, 4, 9]], 3), [0, 2, 6]).trials.tolist()
@@ -279,7 +279,7 @@ def lag_correlation(sequences: Sequence[ArrayLike], lag: int = 1) -> Correlation
     return Correlation(found, error, pairs, _two_sided(found / error))
 
 
-class Runs(NamedTuple):
+class RunsTest(NamedTuple):
     """How many runs of equal coins there are, how many chance alone gives, and the two-sided chance of so many more or fewer."""
 
     runs: int
@@ -289,7 +289,7 @@ class Runs(NamedTuple):
     p_value: float
 
 
-def runs_test(sequences: Sequence[ArrayLike]) -> Runs:
+def runs_test(sequences: Sequence[ArrayLike]) -> RunsTest:
     """Wald and Wolfowitz's test of the order of coins, given how many of each kind a request has, over all requests together.
 
     Of n = a + b coins, all orders equally likely, the runs have mean 1 + 2ab/n and variance 2ab (2ab - n) / (n^2 (n - 1)), of
@@ -309,7 +309,7 @@ def runs_test(sequences: Sequence[ArrayLike]) -> Runs:
         variance += both * (both - n) / (n * n * (n - 1)) if both else 0.0
     deviation = float(np.sqrt(variance))
     z = (found - expected) / deviation if deviation else float("nan")
-    return Runs(found, float(expected), deviation, float(z), _two_sided(z))
+    return RunsTest(found, float(expected), deviation, float(z), _two_sided(z))
 
 
 class Geometric(NamedTuple):

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Totals, Work
-from model.methods import batching
 from model.methods.rounds import AcceptanceLaw, Moments, Rounds, Tally, moments, round_prices
 from model.methods.speculative.algorithm import Parameters
 from model.outcomes.outcome_laws import Chain, Outcomes
@@ -24,7 +23,7 @@ from model.outcomes.outcome_laws import Chain, Outcomes
 Floats = NDArray[np.float64]
 
 
-class Prices(NamedTuple):
+class BatchPrices(NamedTuple):
     """What a round takes, by how many texts are left and how many tokens it drafts of each; shapes (texts + 1, longest + 1)."""
 
     time: Floats
@@ -32,7 +31,7 @@ class Prices(NamedTuple):
     operations: Floats
 
 
-def prices(cost: UnitCost, longest: int, texts: int, *, apart: bool = False) -> Prices:
+def prices(cost: UnitCost, longest: int, texts: int, *, apart: bool = False) -> BatchPrices:
     """`model.methods.rounds.round_prices` for each number of texts; without texts nothing is done.
 
     >>> found = prices(UnitCost(40, cost_ratio=0.1, verify_cost=((1, 1.0), (4, 2.5))), 1, 2)
@@ -40,7 +39,7 @@ def prices(cost: UnitCost, longest: int, texts: int, *, apart: bool = False) -> 
     [[0.0, 0.0], [40.0, 64.0], [60.0, 106.0]]
     """
     each = [round_prices(cost, longest, apart=apart, texts=count) for count in range(1, texts + 1)]
-    return Prices(*(np.array([np.zeros(longest + 1), *rows]) for rows in zip(*each, strict=True)))
+    return BatchPrices(*(np.array([np.zeros(longest + 1), *rows]) for rows in zip(*each, strict=True)))
 
 
 def going(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
@@ -109,7 +108,7 @@ def rounds_of(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Iterat
         remedy = "ask for views = ['paths'], or for batching = 'continuous'"
         raise checks.ParameterError(f"this law of outcomes has no closed form for static batches; {remedy}")
     known: dict[int, Floats] = {}
-    for batch in batching.texts(parameters, tokens):
+    for batch in parameters.batches(tokens):
         rounds = max(batch.values())
         parts = []
         for length in batch.values():
@@ -133,9 +132,9 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Unit
     apart = parameters.placement == "apart"
     alone = round_prices(cost, parameters.draft_length, apart=apart)
     each = [moments(parameters.draft_length, length, law, alone) for length in _lengths(parameters, tokens)]
-    if parameters.together == 1:
+    if parameters.concurrent_sequences == 1:
         return Moments(*(float(sum(values)) for values in zip(*each, strict=True)))
-    price = prices(cost, parameters.draft_length, parameters.together, apart=apart)
+    price = prices(cost, parameters.draft_length, parameters.concurrent_sequences, apart=apart)
     time = busy = operations = 0.0
     for rounds in rounds_of(parameters, tokens, law):
         time, busy, operations = (
@@ -157,13 +156,13 @@ def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: 
     >>> round(straggler_loss(static, cost, found.rounds, found.time), 3)
     0.082
     """
-    count, most = parameters.together, parameters.draft_length
+    count, most = parameters.concurrent_sequences, parameters.draft_length
     full = round_prices(cost, most, apart=parameters.placement == "apart", texts=count).time[most]
     return 1 - rounds * float(full) / (count * time)
 
 
 def _lengths(parameters: Parameters, tokens: int) -> list[int]:
-    return [length for batch in batching.texts(parameters, tokens) for length in batch.values()]
+    return [length for batch in parameters.batches(tokens) for length in batch.values()]
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
@@ -192,10 +191,10 @@ def decodings(
     What is kept of a batch is how many texts are at their r-th round, and how many tokens that drafts.
     """
     gamma, texts = parameters.draft_length, iter(outcomes)
-    price = prices(cost, gamma, parameters.together, apart=parameters.placement == "apart")
+    price = prices(cost, gamma, parameters.concurrent_sequences, apart=parameters.placement == "apart")
     time, busy, operations, rounds, drafted = np.zeros((5, replications))
     accepted = np.zeros(gamma + 1, dtype=np.int64)
-    for batch in batching.texts(parameters, tokens):
+    for batch in parameters.batches(tokens):
         longest = max(batch.values())
         count, most = np.zeros((longest, replications), dtype=np.uint16), np.zeros((longest, replications), dtype=np.uint8)
         for length in batch.values():

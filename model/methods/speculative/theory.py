@@ -22,7 +22,6 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Totals, Work
-from model.methods import batching
 from model.methods.prediction import Prediction
 from model.methods.rounds import AcceptanceLaw, Rounds, moments, operations_of, round_prices, slowest_of, starts
 from model.methods.speculative import engine_dialects, static_batches
@@ -53,10 +52,10 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     parameters.check_tokens(n)
     prices = round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart")
     ratio = 1.0 if np.all(prices[0] == prices[1]) else float("nan")
-    if parameters.texts == 1:
+    if parameters.decoded_sequences == 1:
         found, plain = moments(parameters.draft_length, n, law, prices, cut=parameters.cut), n * cost.target_pass
     else:
-        found, plain = static_batches.expected(parameters, n, law, cost), batching.plain_time(parameters, n, cost)
+        found, plain = static_batches.expected(parameters, n, law, cost), parameters.plain_time(n, cost)
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain
     values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
     return Prediction(*values)
@@ -65,9 +64,9 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
 def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds: a round puts out one token, of a batch one of each text that is left."""
     apart = parameters.placement == "apart"
-    if parameters.texts == 1:
+    if parameters.decoded_sequences == 1:
         return slowest_of(tokens, round_prices(cost, parameters.draft_length, apart=apart))
-    price = static_batches.prices(cost, parameters.draft_length, parameters.together, apart=apart)
+    price = static_batches.prices(cost, parameters.draft_length, parameters.concurrent_sequences, apart=apart)
     rounds = parameters.steps_of(tokens)
     return rounds * float(price.time.max()), rounds * float(price.busy.max())
 
@@ -77,7 +76,7 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
 
     In a batch that drafts for all of its texts, of all tokens that the `account` has a projection of.
     """
-    if parameters.texts == 1:
+    if parameters.decoded_sequences == 1:
         return operations_of(rounds, round_prices(cost, parameters.draft_length))
     drafted = account.of("draft").heads
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
@@ -86,7 +85,7 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
 def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: float) -> float | None:
     """Share of the time of static batches that is lost by waiting (`model.methods.speculative.static_batches`); None of other
     batches."""
-    return None if parameters.together == 1 else static_batches.straggler_loss(parameters, cost, rounds, time)
+    return None if parameters.concurrent_sequences == 1 else static_batches.straggler_loss(parameters, cost, rounds, time)
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
@@ -100,7 +99,7 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
     >>> round(found["target"].passes, 3), round(found["target"].layer_runs / 40, 3), round(found["draft"].passes, 3)
     (44.446, 44.446, 131.273)
     """
-    if parameters.texts > 1:
+    if parameters.decoded_sequences > 1:
         return static_batches.work(parameters, tokens, law)
     if not isinstance(law, Chain | Rounds):
         return None

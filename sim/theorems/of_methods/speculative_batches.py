@@ -17,8 +17,9 @@ import numpy as np
 
 from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
-from model.interpret.world import Draft, World, together
-from model.methods.batching import BATCHING
+from model.interpret.world import DraftOutcomes, World, together
+from model.methods.draft_model import PLACEMENTS
+from model.methods.method_parameters import BATCHING
 from model.methods.rounds import ReplayRounds
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import paths as sampler
@@ -62,7 +63,7 @@ def _luck() -> SearchStrategy[Example]:
     lengths = st.lists(whole(1, 3), min_size=2, max_size=3)
     return st.fixed_dictionaries({
         "draft_length": whole(0, 2), "batch": whole(1, 3), "lengths": lengths, "rate": whole(0, 20),
-        "placement": st.sampled_from(speculative.PLACEMENTS), "cost": st.fixed_dictionaries({"link": whole(0, 2)}),
+        "placement": st.sampled_from(PLACEMENTS), "cost": st.fixed_dictionaries({"link": whole(0, 2)}),
     })  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def _full(draw: DrawFn) -> Example:
     cost = {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)], "cost_ratio": draw(whole(0, 4)) / 4}
     return {
         "draft_length": draw(whole(0, _MOST)), "batch": draw(whole(2, 3)), "tokens": draw(whole(1, 6)),
-        "rate": draw(whole(0, 20)), "placement": draw(st.sampled_from(speculative.PLACEMENTS)),
+        "rate": draw(whole(0, 20)), "placement": draw(st.sampled_from(PLACEMENTS)),
         "cost": cost | {"link": draw(whole(0, 2))},
     }  # fmt: skip
 
@@ -96,7 +97,7 @@ def events_are_paths(x: Example) -> None:
     coins = [iter([np.zeros((len(own), BLOCK))]) for own in x["texts"]]
     laws = [ReplayRounds([survivors({**x, "survive": own})]) for own in x["texts"]]
     outcomes = [law.drafts(tiles) for law, tiles in zip(laws, coins, strict=True)]
-    given = outcomes if parameters.texts > 1 else outcomes[0]
+    given = outcomes if parameters.decoded_sequences > 1 else outcomes[0]
     tally = sampler.walk(parameters, max(parameters.lengths or ()), pipelined_examples.cost(x), given)
     equal("latency", float(tally.time[0]), run.latency)
     equal("compute", float(tally.busy[0]), run.busy)
@@ -279,7 +280,7 @@ def _width(x: Example) -> int:
 
 def _played(x: Example, own: Sequence[int], parameters: speculative.Parameters, cost: UnitCost) -> Run:
     """One sequence of which so many drafted tokens survive."""
-    answers = World(1, parameters.layers, drafts={"draft": Draft("target", survivors({**x, "survive": own}))})
+    answers = World(1, parameters.layers, drafts={"draft": DraftOutcomes("target", survivors({**x, "survive": own}))})
     return simulate(speculative.decode(parameters, [0], len(own)), len(own), Cluster(parameters.units), cost, answers)
 
 
@@ -304,10 +305,10 @@ def _run(x: Example, cost: UnitCost) -> Run:
 
 def _world(x: Example) -> World:
     each = [survivors({**x, "survive": own}) for own in x["texts"]]
-    return together([World(1, x.get("layers", 1), drafts={"draft": Draft("target", own)}) for own in each])
+    return together([World(1, x.get("layers", 1), drafts={"draft": DraftOutcomes("target", own)}) for own in each])
 
 
-def _counted(x: Example) -> interpreter.Work:
+def _counted(x: Example) -> interpreter.CountedWork:
     parameters, n = choice(x), max(map(len, x["texts"]))
     return interpreter.count(speculative.decode(parameters, [0], n), _world(x), parameters.outputs_of(n))
 

@@ -40,7 +40,7 @@ DIP = 0.05
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ImportedTable:
     """The rows of one file."""
 
     path: Path
@@ -102,13 +102,13 @@ class Table:
             raise self.refuse(where, name, str(checks.unknown("value", held[where], allowed)))
         return held.to_numpy().astype(np.str_)
 
-    def where(self, mask: NDArray[np.bool_] | pl.Series) -> Table:
+    def where(self, mask: NDArray[np.bool_] | pl.Series) -> ImportedTable:
         """The rows that a mask leaves."""
         kept = np.asarray(mask)
-        return Table(self.path, self.shown, self.frame.filter(kept), self.numbers[kept])
+        return ImportedTable(self.path, self.shown, self.frame.filter(kept), self.numbers[kept])
 
 
-def read(path: Path, columns: Iterable[str], *, root: Path) -> Table:
+def read(path: Path, columns: Iterable[str], *, root: Path) -> ImportedTable:
     """The table of a CSV or Parquet file, which must have rows and these columns."""
     try:
         shown = path.relative_to(root).as_posix()
@@ -122,14 +122,14 @@ def read(path: Path, columns: Iterable[str], *, root: Path) -> Table:
         )
     except (ParameterError, OSError) as error:
         raise ParameterError(f"{shown}: {error}") from None
-    found = Table(path, shown, frame, np.arange(1, frame.height + 1))
+    found = ImportedTable(path, shown, frame, np.arange(1, frame.height + 1))
     require(found, columns)
     if not frame.height:
         raise ParameterError(f"{shown}: the table is empty; it must have at least one row")
     return found
 
 
-def require(table: Table, columns: Iterable[str]) -> None:
+def require(table: ImportedTable, columns: Iterable[str]) -> None:
     """Refuse a table that lacks one of these columns."""
     for name in columns:
         if name not in table.frame.columns:
@@ -146,7 +146,7 @@ def _nearest(name: str, columns: list[str]) -> str:
     )
 
 
-def time_column(table: Table, stem: str) -> tuple[str, str]:
+def time_column(table: ImportedTable, stem: str) -> tuple[str, str]:
     """The column of times whose name ends in its unit, as `time_us`, and that unit."""
     found = [name for name in table.frame.columns if name.startswith(f"{stem}_")]
     if not found:
@@ -158,8 +158,8 @@ def time_column(table: Table, stem: str) -> tuple[str, str]:
 
 
 def check_reached(
-    table: Table, column: str, seconds: Floats, device: Device, *, moved: Floats | None = None, operations: Floats | None = None,
-    rounding: float = 0.0, launches: float = 1, most: tuple[Floats, Floats] | None = None,
+    table: ImportedTable, column: str, seconds: Floats, device: Device, *, moved: Floats | None = None,
+    operations: Floats | None = None, rounding: float = 0.0, launches: float = 1, most: tuple[Floats, Floats] | None = None,
 ) -> None:  # fmt: skip
     """Refuse a time that the device cannot reach, and one that is far too long for it (`model.hardware.physical_limits.longest`).
 
@@ -191,7 +191,7 @@ def check_reached(
         _refuse_faster(table, column, seconds, longest < operations / peak, operations, "operations/s", peak, device, "arithmetic")
 
 
-def _refuse_slower(table: Table, column: str, seconds: Floats, slowest: Floats, device: Device) -> None:
+def _refuse_slower(table: ImportedTable, column: str, seconds: Floats, slowest: Floats, device: Device) -> None:
     bad = seconds > slowest
     if bad.any():
         where = int(np.argmax(bad))
@@ -202,7 +202,7 @@ def _refuse_slower(table: Table, column: str, seconds: Floats, slowest: Floats, 
 
 
 def _refuse_faster(
-    table: Table,
+    table: ImportedTable,
     column: str,
     seconds: Floats,
     bad: NDArray[np.bool_],
@@ -226,7 +226,7 @@ def products(shape: Shape) -> tuple[tuple[int, int], ...]:
     return (*shape.matrices[:2], *shape.matrices[-2:])
 
 
-def check_total(table: Table, column: str, total: Floats) -> None:
+def check_total(table: ImportedTable, column: str, total: Floats) -> None:
     """Refuse a pass that took no time at all."""
     if (total <= 0).any():
         raise table.refuse(int(np.argmax(total <= 0)), column, "the pass takes no time in total; it must take some")
@@ -278,7 +278,7 @@ def dips(rows: list[dict[str, Any]], part: str, axis: str) -> list[str]:
     ]
 
 
-def source(table: Table, root: Path, repository: str, licence: str, commit: str, parts: Iterable[str]) -> Source:
+def source(table: ImportedTable, root: Path, repository: str, licence: str, commit: str, parts: Iterable[str]) -> Source:
     """Where rows come from, with the file's checksum."""
     digest = hashlib.sha256(bounded_files.read_bytes(table.path)).hexdigest()
     return Source(repository, table.shown, commit, licence, digest, tuple(parts))

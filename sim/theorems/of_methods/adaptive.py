@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.adaptive import paths as sampler
 from model.methods.adaptive import theory as formulas
 from model.methods.adaptive.algorithm import OPTIONS, Parameters, decode
@@ -94,7 +94,7 @@ def accepted_and_rounds(x: Example) -> None:
     run = play(x)
     equal("accepted tokens and rounds", accepted(run) + rounds(run), len(x["accept"]))
     equal("text", run.tokens, [*range(1, len(x["accept"]) + 1)])
-    at_most("tokens of a draft", max(count for _, count in run.rounds), choice(x).longest)
+    at_most("tokens of a draft", max(count for _, count in run.rounds), choice(x).longest_draft)
 
 
 @theorem("10a", "No policy's mean time, over all luck, is below 1 + (1 - alpha + c alpha) (l - 1).",
@@ -150,14 +150,14 @@ _COST = UnitCost(1, cost_ratio=_RATIO)
 def choice(x: Example) -> Parameters:
     """The parameters of an example's decoding."""
     given = Parameters(1, x["policy"], x["longest"], sampled=x.get("sampled", False), **x["options"])
-    return given.informed(_COST)
+    return given.with_costs(_COST)
 
 
 def play(x: Example, **changes: Any) -> Run:
     """Simulate an example's decoding, with some of its fields changed."""
     x = {**x, **changes}
     n, parameters = len(x["accept"]), choice(x)
-    draft = Draft("target", survivors({"draft_length": n, "accept": x["accept"]}))
+    draft = DraftOutcomes("target", survivors({"draft_length": n, "accept": x["accept"]}))
     return simulate(decode(parameters, [0], n), n, Cluster(1), _COST, World(1, 1, drafts={"draft": draft}))
 
 

@@ -33,7 +33,7 @@ _WIDE, _HIGH = 0.602 * _SIZE / 72, 1.75 * _SIZE / 72  # of a character of DejaVu
 _SIDE, _HEAD, _TOLD, _ROW, _FOOT = 0.3, 0.47, 0.17, 0.215, 0.2  # inches
 
 
-class Piece(NamedTuple):
+class TokenPart(NamedTuple):
     """Part of a token that stands on one line of the picture."""
 
     token: int
@@ -43,14 +43,14 @@ class Piece(NamedTuple):
     text: str
 
 
-def pieces(words: Sequence[str], columns: int, first: int = 0) -> list[Piece]:
+def pieces(words: Sequence[str], columns: int, first: int = 0) -> list[TokenPart]:
     """Where tokens stand: one behind the other, broken at their own line ends (shown as a sign) and where a line is full.
 
     >>> pieces(["ab", "\\n", "cde"], 2)
-    [Piece(token=0, line=0, column=0, text='ab'), Piece(token=1, line=1, column=0, text='↵'),
-     Piece(token=2, line=2, column=0, text='cd'), Piece(token=2, line=3, column=0, text='e')]
+    [TokenPart(token=0, line=0, column=0, text='ab'), TokenPart(token=1, line=1, column=0, text='↵'),
+     TokenPart(token=2, line=2, column=0, text='cd'), TokenPart(token=2, line=3, column=0, text='e')]
     """
-    found: list[Piece] = []
+    found: list[TokenPart] = []
     line = column = 0
     for number, word in enumerate(words, start=first):
         shown = word.expandtabs(TAB).replace("\r", "")
@@ -59,15 +59,15 @@ def pieces(words: Sequence[str], columns: int, first: int = 0) -> list[Piece]:
         for letter in shown or "␀":
             if column == columns:
                 if part:
-                    found.append(Piece(number, line, begun, part))
+                    found.append(TokenPart(number, line, begun, part))
                 line, column, begun, part = line + 1, 0, 0, ""
             part += "↵" if letter == "\n" else letter if letter.isprintable() else "·"
             column += 1
             if letter == "\n":
-                found.append(Piece(number, line, begun, part))
+                found.append(TokenPart(number, line, begun, part))
                 line, column, begun, part = line + 1, 0, 0, ""
         if part:
-            found.append(Piece(number, line, begun, part))
+            found.append(TokenPart(number, line, begun, part))
     return found
 
 
@@ -127,7 +127,7 @@ def _told(decoding: Decoding, columns: int) -> list[str]:
     return [*wrap(f"{settings};", columns), *wrap(f"{len(decoding.tokens)} tokens, passes: {passes}", columns)]
 
 
-def _piece(axes: Axes, piece: Piece, look: Look | None) -> None:
+def _piece(axes: Axes, piece: TokenPart, look: Look | None) -> None:
     size = len(piece.text)
     if look is None:
         axes.text(piece.column, piece.line + 0.5, piece.text, family="DejaVu Sans Mono", fontsize=_SIZE, color=GREY, va="center",

@@ -1,4 +1,4 @@
-"""What `calibrate.timing.reads_and_processes` times of decoding besides whole passes: on a clock on which every step takes what the
+"""What `calibrate.timing.read_times` times of decoding besides whole passes: on a clock on which every step takes what the
 test says."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from calibrate.decoders.adapter import Decoder
-from calibrate.interpreters.in_one_process import Held, Real
-from calibrate.timing import reads_and_processes, single_pass
+from calibrate.interpreters.in_one_process import ProcessState, Real
+from calibrate.timing import read_times, single_pass
 from model.hardware.profile import READS
 from model.logs import forced_outcomes
 from model.methods.ppd import algorithm as ppd
@@ -62,7 +62,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
     clock.install(monkeypatch)
     found = Costs(clock)
     layer, embedded, logits, make, look, copy = (
-        Decoder._layer, Decoder._embedded, Decoder.logits, Real._make_pass, Real._found, Held.copy
+        Decoder._layer, Decoder._embedded, Decoder.logits, Real._make_pass, Real._found, ProcessState.copy
     )  # fmt: skip
 
     def of_layer(self: Any, index: int, hidden: Any, place: Any, rows: Any) -> Any:
@@ -102,11 +102,11 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Costs:
 
     for owner, name, instead in (
         (Decoder, "_layer", of_layer), (Decoder, "_embedded", of_embedding), (Decoder, "logits", of_head),
-        (Real, "_make_pass", of_pass), (Real, "_found", of_read), (Held, "copy", of_copy), (Decoder, "settle", settle),
+        (Real, "_make_pass", of_pass), (Real, "_found", of_read), (ProcessState, "copy", of_copy), (Decoder, "settle", settle),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, instead)
-    monkeypatch.setattr(reads_and_processes, "means", lambda times: found.samples.append(len(times)) or single_pass.means(times))
-    monkeypatch.setattr(reads_and_processes, "PROCESS_TEXT", 6)
+    monkeypatch.setattr(read_times, "means", lambda times: found.samples.append(len(times)) or single_pass.means(times))
+    monkeypatch.setattr(read_times, "PROCESS_TEXT", 6)
     return found
 
 
@@ -118,8 +118,8 @@ def near(expected: dict[str, float]) -> dict[str, Any]:
 def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layer i over n tokens takes 10 + i + n/2 us, a call 5, the embedding 4, a head 30 and one a position."""
     decoder = real_models.decoders("llama", dtype="float32")["target"]
-    monkeypatch.setattr(reads_and_processes, "WARM_UPS", 1)
-    found = reads_and_processes.reads(decoder, 12, 2)
+    monkeypatch.setattr(read_times, "WARM_UPS", 1)
+    found = read_times.reads(decoder, 12, 2)
     assert found["repeats"] == 2
     early = {"early_head": 31.0, "early_softmax": READ["confidence"], "early_state": READ["saturation"]}
     assert found["reads_us"] == near({kind: READ[kind] for kind in READS if kind != "beams"} | early)
@@ -172,22 +172,22 @@ def test_hypotheses_behind_three_times_the_context_are_timed_where_the_model_kno
     """Of 96 positions: three times 26 and 18 hypotheses just fit."""
     decoder = real_models.decoders("llama", dtype="float32")["target"]
     for name, value in (("WARM_UPS", 0), ("FILLED", ()), ("FORKED", ()), ("READS", ())):
-        monkeypatch.setattr(reads_and_processes, name, value)
+        monkeypatch.setattr(read_times, name, value)
     for most, contexts in ((18, ["78", "26", "8"]), (19, ["26", "8"])):
-        monkeypatch.setattr(reads_and_processes, "HYPOTHESES", (most,))
-        assert [*reads_and_processes.reads(decoder, 26, 1)["tree_us"]] == [f"{most} {at}" for at in contexts]
+        monkeypatch.setattr(read_times, "HYPOTHESES", (most,))
+        assert [*read_times.reads(decoder, 26, 1)["tree_us"]] == [f"{most} {at}" for at in contexts]
     one = real_models.decoders("llama", "draft")["draft"]
     one.layers = 1  # no layer above an exit: nobody could start others behind it
-    monkeypatch.setattr(reads_and_processes, "FORKED", (1,))
-    assert reads_and_processes._forks(one, 1) == {}
+    monkeypatch.setattr(read_times, "FORKED", (1,))
+    assert read_times._forks(one, 1) == {}
 
 
 def test_passes_behind_pauses_and_few_layers_take_what_they_take(costs: Costs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass takes a tenth of the pause before it longer."""
     decoder = real_models.decoders("llama", dtype="float32")["target"]
-    monkeypatch.setattr(reads_and_processes, "SETTLED", 2)
+    monkeypatch.setattr(read_times, "SETTLED", 2)
     costs.clock.tick, costs.idle = 1e-6, 0.1
-    found = reads_and_processes.after(decoder, 12, 4)
+    found = read_times.after(decoder, 12, 4)
     assert found["repeats"] == 4
 
     def whole(tokens: int, gap: int) -> float:
@@ -208,7 +208,7 @@ def test_passes_behind_pauses_and_few_layers_take_what_they_take(costs: Costs, m
     whole_only = costs.passes[1 : 1 + 6 * 6 + 6 * 4]
     assert {(step.heads, len(step.tokens)) for step in whole_only} == {(1, 1), (1, 4), (1, 9)}
     for name, value in (("GAPS", ()), ("WIDE", ()), ("SHORT", (1, LAYERS, LAYERS + 1))):
-        monkeypatch.setattr(reads_and_processes, name, value)
+        monkeypatch.setattr(read_times, name, value)
     costs.samples.clear()
-    assert [*reads_and_processes.after(decoder, 12, 1)["short_us"]] == ["1", str(LAYERS)]
+    assert [*read_times.after(decoder, 12, 1)["short_us"]] == ["1", str(LAYERS)]
     assert costs.samples == [1, 1]  # all layers once

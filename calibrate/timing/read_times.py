@@ -1,4 +1,4 @@
-"""Times of what decoding does besides whole passes: reads of every kind, keys and values alone, hypotheses, pauses, processes.
+"""Times of what a process does besides whole passes: reads of every kind, keys and values alone, hypotheses, pauses, forks.
 
 Raw rows of `calibrate layers --mode interpreter`, and the rows of a profile's table that are made of them.
 """
@@ -6,23 +6,20 @@ Raw rows of `calibrate layers --mode interpreter`, and the rows of a profile's t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibrate.interpreters.in_one_process import Answers, Held, Output, Real
+from calibrate.interpreters.in_one_process import PassOutput, ProcessState, Real
 from calibrate.timing.interpreter_pass import watched
-from calibrate.timing.single_pass import means
+from calibrate.timing.single_pass import means, table_times
 from calibrate.untested_on_gpu.cuda_graphs import Graphs
 from model.hardware.profile import EARLY, PROCESS_TEXT, READS
-from model.logs.spans import beside, of_main
 from model.steps import Commit, Forward, Read, Steps
 
 if TYPE_CHECKING:
     from calibrate.decoders.adapter import Decoder
-    from calibrate.untested_on_gpu.over_streams import Lanes
-    from calibrate.workers.worker_pool import Pool
 
 REPEATS = 12
 """Of each read, in a round."""
@@ -163,14 +160,14 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
 
     All of a forced decoding but its passes and reads, and but for what plain decoding has besides those, which is in each look.
     """
-    from calibrate.interpreters.in_one_process import Times
+    from calibrate.interpreters.in_one_process import RunTimes
     from model.logs import forced_outcomes
     from model.methods.autoregressive import algorithm as autoregressive
     from model.methods.ppd import algorithm as ppd
 
     def rest(parameters: Any, algorithm: Any, rates: Mapping[str, float], turn: int) -> float:
         """What is neither pass nor read, of a token [s]."""
-        times = Times()
+        times = RunTimes()
         world = forced_outcomes.world(parameters, PROCESS_TEXT, PROCESS_TEXT, rates, seed=turn)
         begun = time.perf_counter()
         Real({"target": decoder}, answers=world, times=times).run(
@@ -192,7 +189,7 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
 
 
 def _trees(
-    real: Real, held: Held, tokens: tuple[int, ...], repeats: int
+    real: Real, held: ProcessState, tokens: tuple[int, ...], repeats: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """What a pass over several hypotheses takes beyond one over as many tokens, by hypotheses and context, and a read of them."""
     decoder = real.decoders["target"]
@@ -226,7 +223,7 @@ def _trees(
     return trees, beams
 
 
-def _projected(output: Output) -> Output:
+def _projected(output: PassOutput) -> PassOutput:
     _ = output.logits
     return output
 
@@ -259,7 +256,7 @@ def after(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
     return {"after_us": one, "wide_us": wide, "short_us": short, "repeats": repeats}
 
 
-def _after(real: Real, held: Held, context: int, width: int, gap: int, repeats: int) -> list[float]:
+def _after(real: Real, held: ProcessState, context: int, width: int, gap: int, repeats: int) -> list[float]:
     """A pass, so many microseconds after the last."""
     decoder = real.decoders["target"]
     step = Forward("target", tuple(range(5, 5 + width)), context, 0, decoder.layers, heads=1)
@@ -276,7 +273,7 @@ def _after(real: Real, held: Held, context: int, width: int, gap: int, repeats: 
     return means(times)
 
 
-def _of_few(real: Real, held: Held, context: int, layers: int, repeats: int) -> list[float]:
+def _of_few(real: Real, held: ProcessState, context: int, layers: int, repeats: int) -> list[float]:
     """A layer of passes that run the first few alone."""
     at: dict[tuple[str, int, int], float] = {}
     decoder = real.decoders["target"]
@@ -302,11 +299,11 @@ def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
     if not rows:
         return []
     repeats = sum(row["repeats"] for row in rows)
-    once = {gap: _times([row["after_us"][gap] for row in rows], repeats) for gap in rows[0]["after_us"]}
+    once = {gap: table_times([row["after_us"][gap] for row in rows], repeats) for gap in rows[0]["after_us"]}
     table = [{"part": "after", "busy": 0, "gap": int(gap)} | each for gap, each in once.items()]
     own = [row for row in rows if "short_us" in row]
     if own:
-        short = {int(few): _times([row["short_us"][few] for row in own], repeats) for few in own[0]["short_us"]}
+        short = {int(few): table_times([row["short_us"][few] for row in own], repeats) for few in own[0]["short_us"]}
         whole = short.pop(layers)["time_s"]
         for few, each in short.items():
             sooner = -round(1e6 * (layers - few) * whole)
@@ -314,108 +311,8 @@ def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
             table.append({"part": "after", "busy": 0, "gap": sooner, "repeats": repeats} | moved)
         for place in own[0]["wide_us"]:
             width, gap = map(int, place.split())
-            times = _times([row["wide_us"][place] for row in own], repeats)
+            times = table_times([row["wide_us"][place] for row in own], repeats)
             table.append({"part": "wide_after", "busy": 0, "width": width, "gap": gap} | times)
-    return table
-
-
-BETWEEN = ("dispatch", "wake", "promotion", "turn")
-"""What happens between passes of processes."""
-LEADING = ("alone", "beside")
-"""Passes of the main one, while others wait and while they are at work."""
-CALLED = "called"
-"""Passes of the others."""
-TEXTS = 12
-"""Texts over processes that are timed in each round."""
-Apart = dict[int, dict[str, list[float]]]
-"""Of a text: by how many sub-processes, how long each of these took [s]."""
-
-
-def over_processes(pool: Pool, seed: int) -> Apart:
-    """What starting sub-processes on other units takes, until they have woken up, taking one over, and what the main process does
-    between a look and what follows it; its passes up to the exit layer, in which it is alone, and behind it, where others are at
-    work. Of a text of forced outcomes that no run is of.
-    """
-    from calibrate.workers.over_processes import Parallel
-
-    return _apart(lambda world: Parallel(pool, answers=world, record=True), pool.decoder, pool.units, seed)
-
-
-def over_streams(lanes: Lanes, seed: int) -> Apart:
-    """The same over streams of one GPU, by its own clock: launching passes is part of what is between a look and what follows."""
-    from calibrate.untested_on_gpu.over_streams import Streams
-
-    return _apart(lambda world: Streams(lanes, answers=world, record=True), lanes.decoder, lanes.units, seed)
-
-
-def _apart(made: Callable[[Answers], Any], decoder: Decoder, units: int, seed: int) -> Apart:
-    from model.logs import forced_outcomes
-    from model.methods.ppd import algorithm as ppd
-
-    layers, found = decoder.layers, {}
-    for candidates in range(1, units):
-        parameters = ppd.Parameters(layers, _exit_layer(layers), candidates)
-        seconds: dict[str, list[float]] = {name: [] for name in (*BETWEEN, *LEADING, CALLED)}
-        world = forced_outcomes.world(parameters, PROCESS_TEXT, 2 * PROCESS_TEXT, {"match_rate": 0.6}, seed=seed)
-        over = made(world)
-        over.run(ppd.decode(parameters, tuple(range(PROCESS_TEXT)), 2 * PROCESS_TEXT), 2 * PROCESS_TEXT)
-        decoder.settle()  # a GPU's spans are there when it is done
-        spans = over.spans
-        for span in spans:
-            if span.what in seconds or span.what == "link":
-                seconds["wake" if span.what == "link" else span.what].append(span.seconds)
-            elif span.what == "forward" and span.unit > 0:
-                seconds[CALLED].append(span.seconds)
-            elif span.what == "forward" and span.width == 1:
-                share = beside(spans, span) / span.seconds
-                if span.first == 0 and share < 0.05:
-                    seconds["alone"].append(span.seconds)
-                elif span.first and share > 0.9:
-                    seconds["beside"].append(span.seconds)
-        looks = sum(span.what == "head" for span in spans)
-        seconds["turn"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / looks)
-        found[candidates] = seconds
-    return found
-
-
-def _exit_layer(layers: int) -> int:
-    return -(-layers // 2)
-
-
-def apart(texts: Sequence[Apart], layers: int) -> dict[str, Any]:
-    """Texts over processes as a raw row without its place: means between quartiles [us], as they are added up, and some take much
-    longer than most.
-    """
-    found: dict[str, dict[str, list[float]]] = {f"{part}_us": {} for part in (*BETWEEN, *LEADING, CALLED)}
-    for candidates in texts[0]:
-        for part in (*BETWEEN, *LEADING, CALLED):
-            times = [seconds for text in texts for seconds in text[candidates][part]]
-            if times:
-                found[f"{part}_us"][str(candidates)] = means(times)
-    return {**found, "repeats": 2 * PROCESS_TEXT, "exit_layer": _exit_layer(layers)}
-
-
-def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers: int) -> list[dict[str, Any]]:
-    """Rows of a profile's table from raw rows of `apart`: medians over rounds.
-
-    `calls` is what passes alone and beside others take besides their layers [s]; of the rest a layer takes its share.
-    """
-    table: list[dict[str, Any]] = []
-    beside_us: dict[str, float] = {}
-    for part in (*BETWEEN, *LEADING, CALLED):
-        for count in rows[0].get(f"{part}_us", ()) if rows else ():
-            own = [row for row in rows if count in row[f"{part}_us"]]
-            rounds = [row[f"{part}_us"][count] for row in own]
-            behind = layers - own[0]["exit_layer"]
-            if part in LEADING:
-                run = own[0]["exit_layer"] if part == "alone" else behind
-                rounds = [[max(each - 1e6 * calls[part], 1e-3) / run for each in times] for times in rounds]
-            if part == CALLED:  # sub-processes run as many layers as the main process does meanwhile
-                rounds = [[max(each - behind * beside_us.get(count, 0.0), 1e-3) for each in times] for times in rounds]
-            times = _times(rounds, sum(row["repeats"] for row in own))
-            if part == "beside":
-                beside_us[count] = 1e6 * times["time_s"]
-            table.append({"part": part, "busy": 0, "processes": int(count)} | times)
     return table
 
 
@@ -429,26 +326,23 @@ def part_rows(rows: list[dict[str, Any]], steps: dict[int, float], layers: int) 
         own = [row for row in rows if row["busy"] == busy]
         repeats = sum(row["repeats"] for row in own)
         for kind in own[0]["reads_us"]:
-            table.append({"part": kind, "busy": busy, "positions": 1} | _times([row["reads_us"][kind] for row in own], repeats))
+            table.append(
+                {"part": kind, "busy": busy, "positions": 1} | table_times([row["reads_us"][kind] for row in own], repeats)
+            )
         again = [[max(each, 0.0) for each in row["again_us"]] for row in own]  # what noise makes negative is nothing
-        table.append({"part": "again", "busy": busy, "batch": 1} | _times(again, repeats))
+        table.append({"part": "again", "busy": busy, "batch": 1} | table_times(again, repeats))
         for count in own[0].get("fork_us", ()):
             rounds = [row["fork_us"][count] for row in own]
-            table.append({"part": "fork", "busy": busy, "processes": int(count)} | _times(rounds, repeats))
+            table.append({"part": "fork", "busy": busy, "processes": int(count)} | table_times(rounds, repeats))
         for count in own[0]["beams_us"]:
             rounds = [row["beams_us"][count] for row in own]
-            table.append({"part": "beams", "busy": busy, "positions": int(count)} | _times(rounds, repeats))
+            table.append({"part": "beams", "busy": busy, "positions": int(count)} | table_times(rounds, repeats))
         for place in own[0]["tree_us"]:
             count, context = map(int, place.split())
             rounds = [[max(each, 0.0) for each in row["tree_us"][place]] for row in own]
-            table.append({"part": "tree", "busy": busy, "width": count, "context": context} | _times(rounds, repeats))
+            table.append({"part": "tree", "busy": busy, "width": count, "context": context} | table_times(rounds, repeats))
         for count in own[0]["rows_us"]:
             call = steps.get(busy, 0.0) / max(layers - 1, 1) * 1e6
             times = [[max(each - call, 1e-3) for each in row["rows_us"][count]] for row in own]
-            table.append({"part": "rows", "busy": busy, "tokens": int(count)} | _times(times, repeats))
+            table.append({"part": "rows", "busy": busy, "tokens": int(count)} | table_times(times, repeats))
     return table
-
-
-def _times(rounds: list[list[float]], repeats: int) -> dict[str, Any]:
-    low, middle, high = (float(each) / 1e6 for each in np.median(rounds, axis=0))
-    return {"time_s": middle, "low_s": min(low, middle), "high_s": max(high, middle), "repeats": repeats}

@@ -21,7 +21,7 @@ from model.methods.bild import algorithm as bild
 from model.methods.bild import paths as sampler
 from model.methods.bild import theory as formulas
 from model.methods.bild.threshold_decisions import Decisions, Independent
-from model.methods.speculative import algorithm as drafting
+from model.methods.draft_model import PLACEMENTS
 from model.methods.speculative import theory as speculative
 from model.outcomes.random_streams import BLOCK
 from model.steps import Read
@@ -51,7 +51,7 @@ def _forms(draw: DrawFn, forms: tuple[str, ...]) -> Example:
     early = name == "early"
     return {
         "variant": "paper" if early else name, "exit_layer": draw(whole(1, 3)) if early else None,
-        "placement": "together" if early else draw(st.sampled_from(drafting.PLACEMENTS)), "cost_ratio": draw(quarters),
+        "placement": "together" if early else draw(st.sampled_from(PLACEMENTS)), "cost_ratio": draw(quarters),
         "link": draw(whole(0, 2)) / 4, "maximum_draft": draw(whole(1, 4)), "head": draw(whole(0, 2)),
     }  # fmt: skip
 

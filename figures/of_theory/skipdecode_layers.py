@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from figures.common.style import COLOURS, GREY, canvas, house
-from figures.of_runs.exit_schedule import SKIPPED, TOP, WARM_UP, Schedule, Whole, check, layers_of
+from figures.of_theory.skipdecode_schedule import SKIPPED, TOP, WARM_UP, Schedule, Whole, check, layers_of
 
 _LOOKS = {
     SKIPPED: ("#ececec", "skipped"),

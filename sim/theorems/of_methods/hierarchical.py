@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.hierarchical import paths as sampler
 from model.methods.hierarchical import theory as formulas
 from model.methods.hierarchical.algorithm import READINGS, Parameters, decode
@@ -111,7 +111,7 @@ def one_round(x: Example) -> None:
     """The first round of a decoding that goes on beyond it, all luck of it."""
     parameters = choice(x)
     # One token more than it can give, so that nothing is cut short.
-    every = [(chance, run.commits[0]) for chance, run in _all_runs(x, parameters.longest + 2)]
+    every = [(chance, run.commits[0]) for chance, run in _all_runs(x, parameters.longest_draft + 2)]
     gamma, reading = x["draft_length"], x["reading"]
     tokens = formulas.tokens_per_round(x["accept"], x["medium_accept"], gamma, reading=reading)
     equal("mean tokens of a round", float(tokens), math.fsum(chance * count for chance, (_, _, count) in every), CLOSE)
@@ -177,7 +177,7 @@ def cascade(x: Example) -> None:
 def choice(x: Example) -> Parameters:
     """The parameters of an example's decoding."""
     inner = x["inner_draft_length"] if x["reading"] == "recursive" else None
-    return Parameters(1, x["draft_length"], x["reading"], inner, x.get("sampled", False), x.get("placement", "together"))
+    return Parameters(1, x["draft_length"], x["reading"], inner, x.get("sampled", False), placement=x.get("placement", "together"))
 
 
 def cost(x: Example) -> UnitCost:
@@ -190,7 +190,7 @@ def play(x: Example, **changes: Any) -> Run:
     x = {**x, **changes}
     n, parameters = len(x["accept"]), choice(x)
     lengths = {name: survivors({"draft_length": n, "accept": x[name]}) for name in _RATES}
-    world = World(1, 1, drafts={role: Draft(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})
+    world = World(1, 1, drafts={role: DraftOutcomes(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})
     return simulate(decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), world)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calibrate.fits import roofline_fit
-from calibrate.importers import bundled_profiles, csv_reading, vidur
+from calibrate.importers import bundled_profiles, imported_tables, vidur
 from model.architectures import transformer
 from model.architectures.transformer import Shape
 from model.base.checks import ParameterError
@@ -56,12 +56,12 @@ def measured(data: str | Path, models: Sequence[str]) -> list[Between]:
             folder, shape = root / gpu / roofline_fit.MODELS[model], transformer.preset(model)
             of = vidur.read(folder, model=model, gpu=gpu)
             names = [f"time_stats.{each}.median" for each in KERNELS if each != vidur.SECOND_NORM or shape.norms > 1]
-            table = csv_reading.read(folder / "mlp.csv", [*names, "num_tokens", "num_tensor_parallel_workers"], root=folder)
+            table = imported_tables.read(folder / "mlp.csv", [*names, "num_tokens", "num_tensor_parallel_workers"], root=folder)
             tokens, split = table.whole("num_tokens", least=1), table.whole("num_tensor_parallel_workers", least=1)
             seconds = np.sum([table.seconds(name, "ms") for name in names], axis=0)
             for ways in of.ways:
                 own = split == ways
-                points, times, _ = csv_reading.merged({"tokens": tokens[own]}, {"time_s": seconds[own]})
+                points, times, _ = imported_tables.merged({"tokens": tokens[own]}, {"time_s": seconds[own]})
                 found.append(Between(of, shape.shard(ways), ways, points["tokens"].astype(np.float64), times["time_s"]))
     return found
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import Draft, World
+from model.interpret.world import DraftOutcomes, World
 from model.methods.beam import paths as sampler
 from model.methods.beam import theory as formulas
 from model.methods.beam.algorithm import Parameters, decode
@@ -112,7 +112,7 @@ def play(x: Example, **changes: Any) -> Run:
     """Simulate an example's decoding, with some of its fields changed."""
     x = {**x, **changes}
     n, parameters = len(x["accept"]), choice(x)
-    world = World(1, 1, drafts={"draft": Draft("target", survivors({"draft_length": n, "accept": x["accept"]}))})
+    world = World(1, 1, drafts={"draft": DraftOutcomes("target", survivors({"draft_length": n, "accept": x["accept"]}))})
     return simulate(decode(parameters, [0], n), n, Cluster(parameters.units), cost(x), world)
 
 

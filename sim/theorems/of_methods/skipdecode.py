@@ -15,7 +15,6 @@ from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
 from model.interpret.interpreter import Cache
 from model.interpret.world import Lossy, World
-from model.methods import batching
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths as sampler
@@ -140,7 +139,7 @@ def last_token_has_the_least(x: Example) -> None:
 @theorem("30g", "It is as much faster as its layers are fewer.", source="false: the projection onto the vocabulary is not skipped",
          given=_skips, expect="fails")
 def layers_are_time(x: Example) -> None:
-    widths = [width for _, width in batching.columns(choice(x), _longest(x))]
+    widths = [width for _, width in choice(x).columns(_longest(x))]
     plain, mean = len(widths) * in_quarters(x).target_pass, counted(x).account.layer_passes / sum(widths)
     equal("speed", plain / play(x).latency, x["layers"] / mean, CLOSE)
 
@@ -205,7 +204,7 @@ def cost(x: Example) -> UnitCost:
     return replace(in_quarters(x), layer_times=tuple(time / 4 for time in times), verify_cost=tuple(enumerate(curve, 1)))
 
 
-def counted(x: Example) -> interpreter.Work:
+def counted(x: Example) -> interpreter.CountedWork:
     """The work of an example's decoding."""
     n, parameters = _longest(x), choice(x)
     return interpreter.count(skipdecode.decode(parameters, [0], n), Lossy(1, x["layers"]), parameters.outputs_of(n))

@@ -1,0 +1,118 @@
+"""Times of what happens between the passes of several processes, or of streams of one GPU, and of their passes meanwhile.
+
+Raw rows of runs over processes, and the rows of a profile's table that are made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from calibrate.timing.single_pass import means, table_times
+from model.hardware.profile import PROCESS_TEXT
+from model.interpret.world import Answers
+from model.logs.spans import beside, of_main
+
+if TYPE_CHECKING:
+    from calibrate.decoders.adapter import Decoder
+    from calibrate.untested_on_gpu.over_streams import Lanes
+    from calibrate.workers.worker_pool import Pool
+
+BETWEEN = ("dispatch", "wake", "promotion", "turn")
+"""What happens between passes of processes."""
+LEADING = ("alone", "beside")
+"""Passes of the main one, while others wait and while they are at work."""
+CALLED = "called"
+"""Passes of the others."""
+TEXTS = 12
+"""Texts over processes that are timed in each round."""
+Apart = dict[int, dict[str, list[float]]]
+"""Of a text: by how many sub-processes, how long each of these took [s]."""
+
+
+def over_processes(pool: Pool, seed: int) -> Apart:
+    """What starting sub-processes on other units takes, until they have woken up, taking one over, and what the main process does
+    between a look and what follows it; its passes up to the exit layer, in which it is alone, and behind it, where others are at
+    work. Of a text of forced outcomes that no run is of.
+    """
+    from calibrate.workers.over_processes import Parallel
+
+    return _apart(lambda world: Parallel(pool, answers=world, record=True), pool.decoder, pool.units, seed)
+
+
+def over_streams(lanes: Lanes, seed: int) -> Apart:
+    """The same over streams of one GPU, by its own clock: launching passes is part of what is between a look and what follows."""
+    from calibrate.untested_on_gpu.over_streams import Streams
+
+    return _apart(lambda world: Streams(lanes, answers=world, record=True), lanes.decoder, lanes.units, seed)
+
+
+def _apart(made: Callable[[Answers], Any], decoder: Decoder, units: int, seed: int) -> Apart:
+    from model.logs import forced_outcomes
+    from model.methods.ppd import algorithm as ppd
+
+    layers, found = decoder.layers, {}
+    for candidates in range(1, units):
+        parameters = ppd.Parameters(layers, _exit_layer(layers), candidates)
+        seconds: dict[str, list[float]] = {name: [] for name in (*BETWEEN, *LEADING, CALLED)}
+        world = forced_outcomes.world(parameters, PROCESS_TEXT, 2 * PROCESS_TEXT, {"match_rate": 0.6}, seed=seed)
+        over = made(world)
+        over.run(ppd.decode(parameters, tuple(range(PROCESS_TEXT)), 2 * PROCESS_TEXT), 2 * PROCESS_TEXT)
+        decoder.settle()  # a GPU's spans are there when it is done
+        spans = over.spans
+        for span in spans:
+            if span.what in seconds or span.what == "link":
+                seconds["wake" if span.what == "link" else span.what].append(span.seconds)
+            elif span.what == "forward" and span.unit > 0:
+                seconds[CALLED].append(span.seconds)
+            elif span.what == "forward" and span.width == 1:
+                share = beside(spans, span) / span.seconds
+                if span.first == 0 and share < 0.05:
+                    seconds["alone"].append(span.seconds)
+                elif span.first and share > 0.9:
+                    seconds["beside"].append(span.seconds)
+        looks = sum(span.what == "head" for span in spans)
+        seconds["turn"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / looks)
+        found[candidates] = seconds
+    return found
+
+
+def _exit_layer(layers: int) -> int:
+    return -(-layers // 2)
+
+
+def apart(texts: Sequence[Apart], layers: int) -> dict[str, Any]:
+    """Texts over processes as a raw row without its place: means between quartiles [us], as they are added up, and some take much
+    longer than most.
+    """
+    found: dict[str, dict[str, list[float]]] = {f"{part}_us": {} for part in (*BETWEEN, *LEADING, CALLED)}
+    for candidates in texts[0]:
+        for part in (*BETWEEN, *LEADING, CALLED):
+            times = [seconds for text in texts for seconds in text[candidates][part]]
+            if times:
+                found[f"{part}_us"][str(candidates)] = means(times)
+    return {**found, "repeats": 2 * PROCESS_TEXT, "exit_layer": _exit_layer(layers)}
+
+
+def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers: int) -> list[dict[str, Any]]:
+    """Rows of a profile's table from raw rows of `apart`: medians over rounds.
+
+    `calls` is what passes alone and beside others take besides their layers [s]; of the rest a layer takes its share.
+    """
+    table: list[dict[str, Any]] = []
+    beside_us: dict[str, float] = {}
+    for part in (*BETWEEN, *LEADING, CALLED):
+        for count in rows[0].get(f"{part}_us", ()) if rows else ():
+            own = [row for row in rows if count in row[f"{part}_us"]]
+            rounds = [row[f"{part}_us"][count] for row in own]
+            behind = layers - own[0]["exit_layer"]
+            if part in LEADING:
+                run = own[0]["exit_layer"] if part == "alone" else behind
+                rounds = [[max(each - 1e6 * calls[part], 1e-3) / run for each in times] for times in rounds]
+            if part == CALLED:  # sub-processes run as many layers as the main process does meanwhile
+                rounds = [[max(each - behind * beside_us.get(count, 0.0), 1e-3) for each in times] for times in rounds]
+            times = table_times(rounds, sum(row["repeats"] for row in own))
+            if part == "beside":
+                beside_us[count] = 1e6 * times["time_s"]
+            table.append({"part": part, "busy": 0, "processes": int(count)} | times)
+    return table

@@ -1,0 +1,292 @@
+"""The [outcomes] of Big Little Decoder: what becomes of a small model's token.
+
+How far the text agrees with the large model's is told by a record, or by nobody: it is never assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from model.base import checks
+from model.interpret.world import UNLIKELY
+from model.methods.bild import theory as bild
+from model.methods.bild import threshold_decisions
+from model.methods.bild.threshold_decisions import COLUMNS, Decisions, Digits, Independent, RecordedDecisions
+from model.methods.method_parameters import MethodParameters
+from model.outcomes import random_streams
+from model.outcomes.intervals import wilson
+from sim.scenarios.outcome_files import columns_of, read_once
+from sim.scenarios.outcome_records import (
+    LawRecord,
+    Outcome,
+    agreeing,
+    check_file,
+    check_provenance,
+    check_rates,
+    having,
+    log_of,
+    one_source,
+    refuse_thresholds,
+)
+
+ASSUMED = 100_000
+"""Tokens of a record that is drawn from an assumed law."""
+
+
+@runtime_checkable
+class DecidesByThresholds(Protocol):
+    """A choice of a method that falls back and rolls back by thresholds."""
+
+    fallback_threshold: float | None
+    rollback_threshold: float | None
+    variant: str
+    maximum_draft: int
+
+
+@dataclass(frozen=True)
+class DecisionRates(LawRecord):
+    """The small model hands over with chance `fallback_rate`; what it writes is taken back with chance `rollback_rate`.
+
+    `trials` says on how many of the small model's runs the rates rest. The method has no thresholds then.
+    """
+
+    RATES = ("fallback_rate", "rollback_rate")
+
+    fallback_rate: float
+    rollback_rate: float
+    trials: int | None = None
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        checks.number("fallback_rate", self.fallback_rate, 0, 1)
+        checks.number("rollback_rate", self.rollback_rate, 0, 1)
+        check_provenance(self.trials, self.source)
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """The law for one point of the grid."""
+        refuse_thresholds(parameters, "rates", ("fallback_threshold", "rollback_threshold"))
+        return _independent(self.fallback_rate, self.rollback_rate, self.trials, self.source)
+
+
+@dataclass(frozen=True)
+class DecisionRatesByPosition(LawRecord):
+    """As `rates`, with a rate of each kind for each output position."""
+
+    RATES = ("fallback_rates", "rollback_rates")
+
+    fallback_rates: tuple[float, ...]
+    rollback_rates: tuple[float, ...]
+    source: str = "assumed"
+
+    def __post_init__(self) -> None:
+        for name in self.RATES:
+            check_rates(name, getattr(self, name))
+        given, wanted = len(self.rollback_rates), len(self.fallback_rates)
+        if given != wanted:
+            raise checks.ParameterError(f"rollback_rates must be as many as fallback_rates, {wanted}, got {given}")
+        check_provenance(None, self.source)
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """The law for one point."""
+        refuse_thresholds(parameters, "by-position", ("fallback_threshold", "rollback_threshold"))
+        if len(self.fallback_rates) < tokens:
+            form = f"one rate for each of {tokens} output positions"
+            raise checks.ParameterError(
+                f"fallback_rates must have {form}, got {len(self.fallback_rates)}; give more rates or fewer tokens"
+            )
+        rates = (float(np.mean(each[:tokens])) for each in (self.fallback_rates, self.rollback_rates))
+        fallback, rollback = rates
+        return Outcome(
+            Independent(self.fallback_rates, self.rollback_rates), fallback, self.source, also={"rollback_rate": rollback}
+        )
+
+
+@lru_cache(maxsize=8)
+def _assumed(sureness: float) -> Decisions:
+    """The record that is drawn where none was measured: every point of a run asks for the same one."""
+    draws = np.concatenate([*random_streams.tiles(0, "record", 0, 3 * -(-ASSUMED // random_streams.BLOCK))], axis=None)
+    found = threshold_decisions.synthetic(ASSUMED, draws[: 3 * ASSUMED].reshape(3, ASSUMED), sureness=sureness)
+    for column in (found.confidence, found.distance, found.agrees):
+        column.setflags(write=False)
+    return found
+
+
+@dataclass(frozen=True)
+class DecisionsAtThresholds(LawRecord):
+    """The rates that the method's thresholds come to on a decision record, and the agreement that the record tells of.
+
+    The record is a `file`: JSON (an object of lists) or CSV, with a row for each token that the small model proposes: its largest
+    probability (`confidence`), the large model's cross-entropy of that token (`distance` [nats]), and whether it is the large
+    model's likeliest too (`agrees`). Or it is drawn from the law of `model.methods.bild.threshold_decisions.synthetic`, which
+    nobody measured, with this `sureness`: the confidence is Beta(sureness, 1), and right as often as it says. The method has both
+    of its thresholds then.
+    """
+
+    file: str | None = None
+    sureness: float | None = None
+    log: str | None = None
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        if sum(each is not None for each in (self.file, self.sureness, self.log)) != 1:
+            raise checks.TableError("outcomes", ".kind 'thresholds' takes a file, a log or sureness, one of the three")
+        check_file(self.file)
+        if self.sureness is not None:
+            checks.number("sureness", self.sureness, 0)
+            if self.source not in (None, "assumed"):
+                raise checks.ParameterError(f"source must be assumed with sureness, which nobody measured, got {self.source!r}")
+        elif self.source is not None:
+            check_provenance(None, self.source)
+        self.record()
+
+    def record(self) -> Decisions:
+        """The decision record."""
+        if self.log is not None:
+            return _joined(log_of(self.log).decisions(), f"{self.source or 'measured'}: log {Path(self.log).name}")
+        if self.sureness is not None:
+            return _assumed(self.sureness)
+        assert self.file is not None
+        found: Decisions = read_once(_record_of, self.file, self.source or "measured")
+        return found
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """The law for one point: independent, with the record's rates; the interval is what so many tokens leave open."""
+        deciding: DecidesByThresholds = having(parameters, DecidesByThresholds, "thresholds")
+        low, high = _thresholds(deciding)
+        record = self.record()
+        found = record.rates(low, high, variant=deciding.variant)
+        agreement = float(bild.agreement(record, low, high, deciding.maximum_draft, variant=deciding.variant))
+        rates = float(found.fallback_rate), float(np.nan_to_num(found.rollback_rate))
+        trials = None if self.sureness is not None else int(record.confidence.size)
+        outcome = _independent(*rates, trials, record.source)
+        return agreeing(outcome, agreement, record.source, "large model")
+
+
+@dataclass(frozen=True)
+class DecisionRecord(LawRecord):
+    """The decisions of recorded texts at the method's thresholds: a JSON `file` as for `thresholds`, in each column lists of texts,
+    or a decision `log`, what its draft and target say along the target's texts.
+
+    Every decoding is one of the texts, drawn with equal chances, of which each covers all tokens but the last.
+    """
+
+    file: str | None = None
+    log: str | None = None
+    source: str = "measured"
+
+    def __post_init__(self) -> None:
+        one_source(self.file, self.log)
+        check_provenance(None, self.source)
+        self.texts()
+
+    def texts(self) -> list[Decisions]:
+        """The record of each text."""
+        if self.log is not None:
+            return log_of(self.log).decisions()
+        assert self.file is not None
+        found: list[Decisions] = read_once(_texts_in, self.file, self.source)
+        return found
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """The law for one point; the rates are those of all tokens, the agreement that of the texts as they are played."""
+        deciding: DecidesByThresholds = having(parameters, DecidesByThresholds, "replay")
+        low, high = _thresholds(deciding)
+        texts = self.texts()
+        lengths = sorted({text.confidence.size for text in texts})
+        if lengths[0] < tokens - 1:
+            raise checks.ParameterError(
+                f"texts must have decisions for tokens-1={tokens - 1} positions, got {lengths[0]} in the shortest; decode fewer"
+                " tokens, or leave out short texts"
+            )
+        decided = [text.decided(low, high, variant=deciding.variant)[: lengths[0]] for text in texts]
+        whole = _joined(texts, self.source)
+        found = whole.rates(low, high, variant=deciding.variant)
+        agreement = 1 - float(np.mean([_foreign(deciding, *pair, tokens) for pair in zip(decided, texts, strict=True)])) / tokens
+        also = {"rollback_rate": float(np.nan_to_num(found.rollback_rate))}
+        trials = int(whole.confidence.size)
+        outcome = Outcome(RecordedDecisions(decided), float(found.fallback_rate), self.source, also=also, trials=trials)
+        return agreeing(outcome, agreement, self.source, "large model")
+
+
+def _foreign(parameters: DecidesByThresholds, decided: Digits, record: Decisions, tokens: int) -> int:
+    """How many tokens of a recorded text stay that the large model would not have written."""
+    start = foreign = 0
+    while start < tokens:
+        drafted = slice(start, min(start + parameters.maximum_draft, tokens - 1))
+        stops = np.flatnonzero(decided[drafted])
+        kept = int(stops[0]) if stops.size else len(decided[drafted])
+        foreign += int(np.count_nonzero(~record.agrees[start : start + kept]))
+        again = stops.size > 0 and decided[start + kept] == UNLIKELY and parameters.variant == "code"
+        start += kept + 1 + again
+    return foreign
+
+
+def _independent(fallback: float, rollback: float, trials: int | None, source: str) -> Outcome:
+    law, also = Independent(fallback, rollback), {"rollback_rate": rollback}
+    if trials is None:
+        return Outcome(law, fallback, source, also=also)
+    low, high = (float(bound) for bound in wilson(fallback, trials))
+    written = max(trials * (1 - fallback), 1.0)
+    back_low, back_high = (float(bound) for bound in wilson(rollback, written))
+    return Outcome(law, fallback, source, Independent(low, back_low), Independent(high, back_high), low, high, trials, also=also)
+
+
+def _thresholds(parameters: DecidesByThresholds) -> tuple[float, float]:
+    fallback, rollback = parameters.fallback_threshold, parameters.rollback_threshold
+    for name, value in (("fallback_threshold", fallback), ("rollback_threshold", rollback)):
+        if value is None:
+            raise checks.ParameterError(f"{name} is required where outcomes come of thresholds; give it under [[method]]")
+    assert fallback is not None
+    assert rollback is not None
+    return fallback, rollback
+
+
+def _texts_in(file: str, source: str) -> list[Decisions]:
+    return _texts_of(file, columns_of(file, "decisions", COLUMNS), source)
+
+
+def _record_of(file: str, source: str) -> Decisions:
+    columns = columns_of(file, "decisions", COLUMNS)
+    if any(isinstance(value, list) for values in columns.values() for value in values[:1]):
+        return _joined(_texts_of(file, columns, source), f"{source}: {file}")
+    try:
+        return Decisions.of_columns(columns, f"{source}: {file}")
+    except checks.ParameterError as error:
+        raise checks.ParameterError(f"{error} (of the decision record {file!r})") from None
+
+
+def _texts_of(file: str, columns: Mapping[str, list[Any]], source: str) -> list[Decisions]:
+    """The record of each text of a file that has a list for each in every column."""
+    flat = [name for name, values in columns.items() if not values or not all(isinstance(value, list) for value in values)]
+    if flat or not columns:
+        form = f"a list for each text in every column ({', '.join(COLUMNS)})"
+        got = f"none in {flat[0]}; without texts, where no column has any, it suits kind 'thresholds'" if flat else "no column"
+        raise checks.ParameterError(f"file {file!r} must have {form}, got {got}")
+    counts = {name: len(values) for name, values in columns.items()}
+    if len({*counts.values()}) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise checks.ParameterError(f"file {file!r} must have as many texts in every column, got {listed}")
+    found = []
+    for text in range(next(iter(counts.values()))):
+        try:
+            found.append(Decisions.of_columns({name: values[text] for name, values in columns.items()}, source))
+        except checks.ParameterError as error:
+            raise checks.ParameterError(f"{error} (of text {text + 1} of the decision record {file!r})") from None
+    return found
+
+
+def _joined(texts: list[Decisions], source: str) -> Decisions:
+    columns = {name: np.concatenate([getattr(text, name) for text in texts]) for name in COLUMNS}
+    return Decisions.of_columns(columns, source)
+
+
+KINDS: dict[str, type[LawRecord]] = {
+    "rates": DecisionRates, "by-position": DecisionRatesByPosition, "thresholds": DecisionsAtThresholds,
+    "replay": DecisionRecord,
+}  # fmt: skip

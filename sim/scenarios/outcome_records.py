@@ -1,0 +1,291 @@
+"""What the tables of [outcomes] have in common: each is a record, checked, from which the law of a point is built.
+
+The records of each kind of outcome are in files of their own; they say their keys, and what messages call them is what the keys are
+called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from model.base import bounded_files, checks
+from model.base.checks import TableError
+from model.logs import position_log
+from model.logs.position_log import PositionLog
+from model.methods.method_parameters import MethodParameters
+from model.outcomes import outcome_laws
+from model.outcomes.intervals import half_width, wilson
+from sim.scenarios.outcome_files import json_of
+
+SOURCES = ("assumed", "measured", "published")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A law, its rate with the interval of what is not known about it, and its provenance."""
+
+    law: Any
+    rate: float
+    source: str
+    low: Any = None
+    high: Any = None
+    rate_low: float | None = None
+    rate_high: float | None = None
+    trials: int | None = None
+    kind: str = ""
+    agreement: float | None = None
+    """Of a lossy method: the share of its tokens that the target would have put out; None if nobody knows."""
+    agreement_source: str | None = None
+    published_speedup: float | None = None
+    """What is printed beside a published rate, or the ratio of two times that are."""
+    note: str | None = None
+    """A sentence of how the rate came about, or of what the law plays."""
+    also: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What else there is to say of the law, by the name of its column."""
+
+
+class LawRecord(ABC):
+    """A table of [outcomes] of one `kind`: a frozen dataclass of its keys."""
+
+    RATES: ClassVar[tuple[str, ...]] = ()
+    """The keys that say how often: where one of them is set anew, `trials` and `source` are not of it any more."""
+
+    @abstractmethod
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """The law for one point of the grid."""
+
+
+# --- a rate, or one for each output position -----------------------------------------------------------------------------
+
+
+class OneRate(LawRecord):
+    """Independent outcomes, all with the rate of the first key; `trials` is how many there were."""
+
+    trials: int | None
+    source: str
+
+    @property
+    def rate(self) -> float:
+        """The rate, whatever its key is called."""
+        return float(getattr(self, self.RATES[0]))
+
+    def __post_init__(self) -> None:
+        checks.number(self.RATES[0], getattr(self, self.RATES[0]), 0, 1)
+        check_provenance(self.trials, self.source)
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """The law for one point of the grid."""
+        return independent(self.rate, self.trials, self.source)
+
+
+class CorrelatedRate(OneRate):
+    """As `OneRate`, with a `correlation` between neighbouring output positions."""
+
+    correlation: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.number("correlation", self.correlation, -1, 1)
+        try:
+            self._law(self.rate)
+        except checks.ParameterError:
+            rare = min(self.rate, 1 - self.rate)
+            bound = f"between {-rare / (1 - rare):g} and 1 at {self.RATES[0]}={self.rate:g}"
+            raise checks.ParameterError(f"correlation must be {bound}, got {self.correlation:g}") from None
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """The law for one point. Correlated trials are worth fewer than their number: by (1 - rho) / (1 + rho)."""
+        law = self._law(self.rate)
+        worth = 0.0 if self.trials is None else self.trials * (1 - self.correlation) / (1 + self.correlation)
+        if not 0 < worth < float("inf"):
+            return Outcome(law, self.rate, self.source, trials=self.trials)
+        low, high = (float(bound) for bound in wilson(self.rate, worth))
+        try:
+            ends = self._law(low), self._law(high)
+        except checks.ParameterError:  # an end that cannot have this correlation
+            return Outcome(law, self.rate, self.source, trials=self.trials)
+        return Outcome(law, self.rate, self.source, *ends, low, high, self.trials)
+
+    def _law(self, rate: float) -> outcome_laws.Markov:
+        return outcome_laws.Markov(rate, self.correlation)
+
+
+class RateByPosition(LawRecord):
+    """Independent outcomes with a rate for each output position, in the list of the first key."""
+
+    source: str
+
+    def __post_init__(self) -> None:
+        check_rates(self.RATES[0], getattr(self, self.RATES[0]))
+        check_provenance(None, self.source)
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """The law for one point."""
+        name = self.RATES[0]
+        law = outcome_laws.ByPosition(getattr(self, name), name=name)
+        return Outcome(law, float(law.mean(tokens)) / tokens, self.source)
+
+
+def independent(rate: float, trials: int | None, source: str) -> Outcome:
+    """Outcomes that do not depend on each other, with Wilson's interval of their rate where its trials are known."""
+    law = outcome_laws.Iid(rate)
+    if trials is None:
+        return Outcome(law, rate, source)
+    low, high = (float(bound) for bound in wilson(rate, trials))
+    return Outcome(law, rate, source, outcome_laws.Iid(low), outcome_laws.Iid(high), low, high, trials)
+
+
+# --- recorded sequences --------------------------------------------------------------------------------------------------
+
+
+class RecordedOutcomes(LawRecord):
+    """Recorded sequences of outcomes: `records`, a JSON `file` that holds them (lists of true and false), or a decision `log`."""
+
+    records: tuple[tuple[bool, ...], ...] | None
+    file: str | None
+    log: str | None
+    source: str
+
+    def __post_init__(self) -> None:
+        if sum(each is not None for each in (self.records, self.file, self.log)) != 1:
+            raise TableError("outcomes", ".kind 'replay' takes records, a file or a log, one of the three")
+        check_file(self.file)
+        check_provenance(None, self.source)
+        if self.log is None:
+            self._law()
+        else:
+            self.check_log(log_of(self.log))
+
+    def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
+        """The law for one point; its interval is between records: they are independent, positions within one are not."""
+        if self.log is None:
+            return recorded(self._law(), tokens, self.source)
+        log = log_of(self.log)
+        law = self.law_of_log(log, parameters, tokens)
+        source = f"{self.source}: {len(law.records)} of {len(log.starts) - 1} texts of {Path(self.log).name}"
+        return recorded(law, tokens, source)
+
+    def check_log(self, log: PositionLog) -> None:
+        """Refuse a log that does not have what this takes of it."""
+
+    @abstractmethod
+    def law_of_log(self, log: PositionLog, parameters: MethodParameters, tokens: int) -> Any:
+        """The law of the outcomes in a log's texts, of which each covers all tokens."""
+
+    def _law(self) -> outcome_laws.Replay:
+        records: Any = self.records if self.file is None else json_of(self.file, "records")
+        form = "a list of lists of true and false, all of one length of at least 1"
+        if not isinstance(records, list | tuple) or not records:
+            raise checks.ParameterError(f"records must be {form}, got {checks.shown(records)}")
+        for index, record in enumerate(records):
+            # By type, in one pass: 1 and 0 may stand for true and false, and nothing else.
+            if not isinstance(record, list | tuple) or not {*map(type, record)} <= {bool, int} or not {*record} <= {0, 1}:
+                raise checks.ParameterError(f"records must be {form}; records[{index}] is {checks.shown(record)}")
+            if not record or len(record) != len(records[0]):
+                raise checks.ParameterError(f"records must be {form}; records[{index}] has length {len(record)}")
+        return outcome_laws.Replay(records)
+
+
+def recorded(law: Any, tokens: int, source: str) -> Outcome:
+    """The outcome of recorded sequences; its interval is between them."""
+    records = law.first(tokens)
+    by_record, by_position = records.mean(axis=1), records.mean(axis=0)
+    rate = float(by_record.mean())
+    half = float(half_width(by_record.std(ddof=1), len(records))) if len(records) > 1 else 0.0
+    if half == 0:
+        return Outcome(law, rate, source)
+    low, high = (np.clip(by_position + shift, 0, 1) for shift in (-half, half))
+    ends = outcome_laws.ByPosition(low), outcome_laws.ByPosition(high)
+    return Outcome(law, rate, source, *ends, float(low.mean()), float(high.mean()), records.size)
+
+
+def log_of(name: Any) -> PositionLog:
+    """A decision log by its file, or by the name of a bundled one; read once."""
+    if not isinstance(name, str):
+        raise checks.ParameterError(f"log must be a path or a name in quotes, got {checks.shown(name)}")
+    return _log_once(name, bounded_files.stamp(name))
+
+
+@lru_cache(maxsize=4)
+def _log_once(name: str, stamp: object) -> PositionLog:
+    return position_log.load(name)
+
+
+def check_depth(log: PositionLog, parameters: MethodParameters) -> None:
+    """Refuse a log of a target with another number of layers."""
+    if parameters.layers != log.layers:
+        raise checks.ParameterError(f"method.layers must be {log.layers}, as the target of the log has, got {parameters.layers}")
+
+
+# --- checks --------------------------------------------------------------------------------------------------------------
+
+
+def check_provenance(trials: int | None, source: str) -> None:
+    """Refuse a source that is none, and trials that are no number."""
+    checks.one_of("source", source, SOURCES)
+    if trials is not None:
+        checks.whole("trials", trials, 1)
+
+
+def check_rates(name: str, given: Any, form: str = "a list of rates, one for each output position") -> None:
+    """Refuse what is no list of at least one rate."""
+    if not isinstance(given, tuple) or not given:
+        raise checks.ParameterError(f"{name} must be {form}, got {checks.shown(given)}")
+    for index, rate in enumerate(given):
+        checks.number(f"{name}[{index}]", rate, 0, 1)
+
+
+def check_file(file: Any) -> None:
+    """Refuse what is no path; what a scenario file holds may be anything."""
+    if not isinstance(file, str | None):
+        raise checks.ParameterError(f"file must be a path in quotes, got {checks.shown(file)}")
+
+
+def of_method(parameters: MethodParameters, kind: str, names: Sequence[str]) -> list[Any]:
+    """What a law needs to know of the method."""
+    known = parameters.table()
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise checks.ParameterError(f"outcomes.kind {kind!r} needs a method with {missing[0]}")
+    return [known[name] for name in names]
+
+
+def having(parameters: MethodParameters, needs: Any, kind: str) -> Any:
+    """The parameters as a law needs them: `needs` is a protocol that can be checked while running."""
+    if not isinstance(parameters, needs):
+        names = ", ".join(name for name in vars(needs)["__annotations__"])
+        raise checks.ParameterError(f"outcomes.kind {kind!r} needs a method with {names}")
+    return parameters
+
+
+# --- lossy methods -------------------------------------------------------------------------------------------------------
+
+
+def agreeing(outcome: Outcome, agreement: float, source: str, whose: str) -> Outcome:
+    """The outcome with the agreement that its record tells of: it is never assumed."""
+    words = f"{source}: share of tokens that the {whose} would have written"
+    return dataclasses.replace(outcome, agreement=agreement, agreement_source=words)
+
+
+def one_source(file: Any, log: Any) -> None:
+    """Refuse records that come from nowhere, or from two places."""
+    if (file is None) == (log is None):
+        raise TableError("outcomes", " must come from a file or from a log, one of the two")
+    check_file(file)
+
+
+def refuse_thresholds(parameters: MethodParameters, kind: str, names: Sequence[str]) -> None:
+    """Refuse thresholds of the method beside a law that states what they come to."""
+    for name in names:
+        if parameters.table()[name] is not None:
+            raise checks.ParameterError(
+                f"{name} has no bearing on outcomes.kind {kind!r}, which states what it comes to; leave it out, or give a record"
+            )

@@ -1,0 +1,67 @@
+"""The [outcomes] of a scenario: which laws there are for each kind of outcome, and those of one point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from model.base import checks
+from model.base.checks import ParameterError
+from model.base.table_records import build, refuse_unknown
+from model.methods.method_parameters import MethodParameters
+from model.outcomes.outcome_kinds import KINDS, kind_of
+from sim.scenarios import acceptance_outcomes, decision_outcomes, exit_outcomes, match_outcomes
+from sim.scenarios.outcome_records import LawRecord, Outcome
+
+LAWS: dict[str, Mapping[str, type[LawRecord]]] = {
+    "match": match_outcomes.KINDS, "accept": acceptance_outcomes.KINDS, "medium_accept": acceptance_outcomes.BY_POSITION,
+    "confidence": acceptance_outcomes.CONFIDENCE, "decision": decision_outcomes.KINDS, "exit": exit_outcomes.KINDS,
+}  # fmt: skip
+"""Records of laws by what `kind` calls them, for each kind of outcome (`model.outcomes.outcome_kinds`)."""
+RATES = frozenset(name for kinds in LAWS.values() for record in kinds.values() for name in record.RATES)
+"""The keys of these records that say how often, whose provenance goes where one of them is set anew."""
+
+
+def resolve(table: Any, where: str, method: str, parameters: MethodParameters, tokens: int) -> dict[str, Outcome]:
+    """The laws of the outcomes that a method asks for, by name, from the table that messages call `where`."""
+    wanted = parameters.outcomes
+    for outcome in wanted:
+        checks.one_of(f"outcome that method {method} asks for,", outcome, KINDS)
+    if table is None:
+        if wanted:
+            raise ParameterError(
+                f"method {method} needs [outcomes] ({', '.join(wanted)}), and the scenario has none; `sim ls outcomes` lists"
+                " their kinds"
+            )
+        return {}
+    if not isinstance(table, Mapping):
+        raise ParameterError(f"[{where}] must be a table, got {table!r}")
+    one = "kind" in table
+    if not one and not {*table} & {*LAWS} and not any(isinstance(value, Mapping) for value in table.values()):
+        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(LAWS[(*wanted, 'match')[0]]))}")
+    unknown = [] if one else [key for key in table if key not in LAWS]
+    if unknown:
+        raise ParameterError(f"unknown key {where}.{unknown[0]}; {checks.nearest(unknown[0], LAWS)}")
+    missing = [key for key in wanted if not one and key not in table]
+    if missing or (one and len(wanted) > 1):
+        tables_ = " and ".join(f"[{where}.{key}]" for key in wanted)
+        raise ParameterError(f"method {method} needs {tables_}" + (f", and [{where}.{missing[0]}] is missing" if missing else ""))
+    if one and not wanted:
+        # Nobody looks at it; it must be sound all the same, as one of the laws that there are.
+        checks.one_of(f"{where}.kind", table["kind"], {kind for kinds in LAWS.values() for kind in kinds})
+        return {}
+    return {key: _law(table if one else table[key], where if one else f"{where}.{key}", key, parameters, tokens) for key in wanted}
+
+
+def _law(table: Any, where: str, outcome: str, parameters: MethodParameters, tokens: int) -> Outcome:
+    if not isinstance(table, Mapping):
+        raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
+    kinds = LAWS[outcome]
+    if "kind" not in table:
+        raise ParameterError(f"{where}.kind is required: one of {', '.join(sorted(kinds))}")
+    checks.one_of(f"{where}.kind", table["kind"], kinds)
+    own = {key: value for key, value in table.items() if key != "kind"}
+    refuse_unknown(kinds[table["kind"]], own, where, f" (of {where}.kind {table['kind']!r}, for {kind_of(outcome).rate})")
+    record: LawRecord = build(kinds[table["kind"]], own, where)
+    return replace(record.outcome(parameters, tokens), kind=table["kind"])

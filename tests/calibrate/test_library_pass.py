@@ -1,0 +1,185 @@
+"""Passes of the library's own models: each is what it says it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from calibrate.devices import machine
+from calibrate.loading.architectures import architecture
+from calibrate.timing import library_pass
+from calibrate.timing.single_pass import prepared
+from model.architectures import transformer
+from model.base.checks import ParameterError
+from tests.support.tiny_configurations import TINY, built
+
+pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
+
+
+# --- passes ---
+
+
+@pytest.mark.parametrize("mode", ["eager", "cuda-graph"])
+@pytest.mark.parametrize("kind", TINY)
+def test_a_pass_behind_a_cache_is_the_end_of_the_whole_text(
+    kind: str, mode: str, config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Filled in chunks, cut back and run again, a pass gives what the model gives that has no cache."""
+    model = built(config(kind))
+    if kind == "mistral" and mode == "cuda-graph":  # whose window is 6
+        with pytest.raises(ParameterError, match=r"goes up to the sliding window of 6 positions, got 4 \+ 3; take mode eager"):
+            prepared(model, 3, 4, 1, mode)
+        return
+    monkeypatch.setattr(library_pass, "CHUNK", 4)
+    context, width = 10, 3
+    text = torch.randint(0, 101, (2, context + width))
+    given = 0
+
+    def tokens(batch: int, size: int) -> torch.Tensor:
+        nonlocal given
+        given += size
+        return text[:batch, given - size : given]
+
+    monkeypatch.setattr(model, "tokens", tokens)
+    with torch.inference_mode():
+        work = prepared(model, width, context, 2, mode)
+        ours = work.logits()
+        assert work.length() == context + width
+        work.back()
+        work.check()
+        again = work.logits()
+        if work.encoded:
+            states = (work.encoded["encoder_hidden_states"],)
+            whole = model.full(decoder_input_ids=text, encoder_outputs=states, use_cache=False).logits
+        else:
+            whole = model.full(input_ids=text, use_cache=False).logits
+    assert given == context + width
+    torch.testing.assert_close(ours, whole[:, context:], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(again, ours, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TINY if kind != "mistral"])
+def test_a_pass_that_a_graph_records_asks_no_tensor_for_its_value(
+    kind: str, config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Capturing on a GPU fails where the processor waits for a value: this finds it without one."""
+    model = built(config(kind))
+    with torch.inference_mode():
+        work = prepared(model, 3, 10, 2, "cuda-graph")
+        work.logits()  # what is made at first use may ask
+        work.back()
+        asked: list[str] = []
+
+        def heard(name: str, whole: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+            def ask(tensor: torch.Tensor) -> Any:
+                asked.append(name)
+                return whole(tensor)
+
+            return ask
+
+        for name in ("item", "tolist", "__bool__", "__int__", "__index__", "__float__"):
+            monkeypatch.setattr(torch.Tensor, name, heard(name, getattr(torch.Tensor, name)))
+        # The library asks less while it is recorded, and on a GPU it sees that it is.
+        monkeypatch.setattr("transformers.utils.import_utils.is_cuda_stream_capturing", lambda: True)
+        work.logits()
+        found = list(asked)
+        assert work.length() == 13
+    assert found == []
+    assert asked  # of the check, which does ask: so the question is heard
+
+
+def test_a_graph_is_captured_once_and_once_more_with_marks(config: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of things on a GPU, with graphs that record nothing."""
+    replayed: list[Any] = []
+
+    class Graph:
+        def replay(self) -> None:
+            replayed.append(self)
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            """Nothing to wait for."""
+
+    for name, stand_in in (
+        ("CUDAGraph", Graph), ("Stream", Stream), ("current_stream", Stream),
+        ("stream", lambda _: nullcontext()), ("graph", lambda _: nullcontext()),
+    ):  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    model = built(config())
+    marks: list[tuple[str, int, int]] = []
+    with torch.inference_mode():
+        work = prepared(model, 3, 10, 2, "cuda-graph")
+        for _ in range(4):
+            work.run()
+            work.back()
+            work.check()
+            work.run_watched(lambda *mark: marks.append(mark))
+            work.back()
+            work.check()
+    assert len(set(map(id, replayed))) == 2
+    assert replayed == replayed[:2] * 4
+    assert len(marks) == len(set(marks)) == 2 * len(model.parts)
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_the_parts_of_a_pass_come_one_after_the_other(kind: str, config: Callable[..., str]) -> None:
+    model = built(config(kind))
+    marks: list[tuple[str, int, int]] = []
+    with torch.inference_mode():
+        work = prepared(model, 2, 5, 1)
+        work.run_watched(lambda *mark: marks.append(mark))
+        work.back()
+        work.run()  # nobody watches any more
+    order = [("embedding", 0), *(("layer", index) for index in range(3)), ("norm", 0), ("head", 0)]
+    assert marks == [(name, index, edge) for name, index in order for edge in (0, 1)]
+
+
+def in_library(shape: transformer.Shape) -> int:
+    """Parameters as the library makes them: it holds the two tables of an encoder-decoder as one, whatever its config says."""
+    return shape.parameters - (shape.head_parameters if shape.encoder_layers else 0)
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_what_is_built_has_the_parameters_of_its_shape(kind: str, config: Callable[..., str]) -> None:
+    model = built(config(kind))
+    assert sum(each.numel() for each in model.full.parameters()) == in_library(model.architecture.shape)
+
+
+@pytest.mark.parametrize("name", transformer.PRESETS)
+def test_every_preset_can_be_built(name: str) -> None:
+    known = architecture(name)
+    kind: Any
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    kind = AutoModelForSeq2SeqLM if known.crossing else AutoModelForCausalLM
+    with torch.device("meta"):
+        full = kind.from_config(known.config)
+    assert sum(each.numel() for each in full.parameters()) == in_library(known.shape)
+
+
+def test_a_pass_that_was_not_cut_back_is_noticed(config: Callable[..., str]) -> None:
+    with torch.inference_mode():
+        work = prepared(built(config()), 2, 5, 1)
+        work.run()
+        with pytest.raises(RuntimeError, match="should hold 5 positions, it holds 7"):
+            work.check()
+
+
+def test_learned_positions_end(config: Callable[..., str]) -> None:
+    model = built(config("opt"))
+    with torch.inference_mode():
+        prepared(model, 4, 60, 1).run()
+        with pytest.raises(ParameterError, match=r"learned 64 positions, and width \+ context must be at most that, got 5 \+ 60"):
+            prepared(model, 5, 60, 1)
+
+
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_built(
+    config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "memory", lambda device: 1000)
+    with pytest.raises(ParameterError, match=r"needs 0\.0 GB for its weights, and device cpu has 0\.0 GB"):
+        built(config())

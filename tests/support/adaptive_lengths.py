@@ -1,0 +1,33 @@
+"""Adaptive draft lengths for tests: policies with their defaults, and decodings on given outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.methods.adaptive.algorithm import OPTIONS, Parameters
+from model.outcomes.outcome_laws import Outcomes
+
+Bools = NDArray[np.bool_]
+Whole = NDArray[np.int64]
+ALL = tuple(OPTIONS)
+RUNNING = ("gradient", "optimum")
+
+
+def choice(policy: str, **own: Any) -> Parameters:
+    """A choice that believes in a cost ratio of .2, if it asks for one."""
+    known: dict[str, Any] = {"believed_cost_ratio": 0.2} if policy in RUNNING else {}
+    return Parameters(4, policy, **{"max_draft_length": 6, **known, **own})
+
+
+def played(rows: Bools) -> Iterator[Outcomes]:
+    """Outcomes by position, whatever the place in the draft."""
+    return iter([lambda _, row=row: row for row in rows])
+
+
+def round_speed(rate: float, length: int) -> float:
+    """Theorem 3.8 at c = .2."""
+    return sum(rate**j for j in range(length + 1)) / (1 + 0.2 * length)

@@ -1,0 +1,57 @@
+"""Calls of the functions that do a command's work, recorded in their place."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from calibrate.commands.calibrate_app import app as calibrate_app
+from sim.commands.sim_app import app as sim_app
+
+APPS = {"sim": sim_app, "calibrate": calibrate_app}
+
+
+class ReachedError(Exception):
+    """The work itself, which is not done here."""
+
+
+class Record:
+    """Calls of functions by their dotted names, with the names of their arguments."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.patch = patch
+        self.calls: dict[str, dict[str, Any]] = {}
+
+    def replace(self, name: str, answer: Any = ReachedError) -> None:
+        """Have a function record its arguments and give this answer: a function of them, a value, or an exception."""
+        module, _, function = name.rpartition(".")
+        owner = importlib.import_module(module)
+        signature = inspect.signature(getattr(owner, function))
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            self.calls[name] = dict(bound.arguments)
+            if answer is ReachedError:
+                raise ReachedError
+            return answer(**bound.arguments) if callable(answer) else answer
+
+        self.patch.setattr(owner, function, recorded)
+
+
+def ran(command: str, words: str = "") -> None:
+    """Run a command until it reaches the work."""
+    program, *verbs = command.split()
+    done = CliRunner().invoke(APPS[program], [*verbs, *words.split()])
+    assert isinstance(done.exception, ReachedError), (done.output, done.exception)
+
+
+@contextlib.contextmanager
+def no_bar() -> Iterator[str]:
+    yield "a bar"
