@@ -254,9 +254,6 @@ def test_what_is_not_asked_for_is_as_the_documents_say() -> None:
         (timeline.draw, {"commits": None, "title": "Who held which unit", "time_unit": "layer-times"}),
         (timeline.prepared, {"commits": None}), (labels.place, {"size": 8.5}), (labels.at_right, {"size": 8.5}),
         (bild_thresholds.of_run, {"cost_source": "as [cost] says"}),
-        (bild_thresholds.points,
-            {"maximum_draft": 10, "variant": "paper", "windows": (3, 4, 5, 6, 7, 8, 9, 10), "verify_cost": None,
-                       "name": "record"}),
         (figures.save, {"formats": ("png", "svg")}), (figures.of_run, {"table": None}),
         (figures.of_comparison, {"limits": None, "pair": None}),
     ):  # fmt: skip
