@@ -305,7 +305,7 @@ def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, rows: pl.DataFra
     import numpy as np
     import polars as pl
 
-    from figures.common import naming
+    from figures.common import point_names
     from figures.of_runs import accepted_tokens
     from model.methods.speculative import theory as speculative
 
@@ -319,9 +319,9 @@ def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, rows: pl.DataFra
     first = lengths["point"].unique().sort().head(accepted_tokens.MOST_POINTS)
     shown = lengths.filter(pl.col("point").is_in(first.implode()))
     if shown.height:
-        named = naming.names(rows.join(shown.select("point").unique(), "point", how="semi", maintain_order="left"))
+        named = point_names.names(rows.join(shown.select("point").unique(), "point", how="semi", maintain_order="left"))
         said = pl.col("point").replace_strict(named, return_dtype=pl.String)
-        same = ", ".join(naming.common(rows.filter(pl.col("point").is_in(first.implode()))))
+        same = ", ".join(point_names.common(rows.filter(pl.col("point").is_in(first.implode()))))
         yield "accepted", accepted_tokens.draw(shown.with_columns(name=said), about=same)
 
 

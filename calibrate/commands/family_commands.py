@@ -159,7 +159,7 @@ def align(
 
     calibrate align --target my-llama --draft my-small-llama --text articles --prompts 20000 -o aligned
     """
-    from calibrate.family import align as work
+    from calibrate.family import align_draft as work
     from calibrate.family import model_directory
 
     given = {

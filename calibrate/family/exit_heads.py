@@ -277,7 +277,7 @@ def _groups(places: Tokens, length: int) -> Iterator[Tokens]:
 def _norm(loaded: Loaded) -> Any:
     import torch
 
-    from calibrate.decoders.adapter import decoder_of
+    from calibrate.decoders.transformers_adapter import decoder_of
 
     return decoder_of(loaded.model, loaded.name).norm or torch.nn.Identity()
 

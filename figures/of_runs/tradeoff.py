@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from figures.common.labels import drawn, ends, place
+from figures.common.label_placement import drawn, ends, place
 from figures.common.style import GREY, INK, PALE, VIEWS, Look, canvas, demand, house, looks, points, view_handles
 from model.base import checks
 from model.methods.ppd import theory as ppd

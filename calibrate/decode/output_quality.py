@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.decode import real_decoding
-from calibrate.decoders.adapter import Decoder
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.family import model_directory
 from model.architectures import transformer
 from model.base import bounded_files, strict_json, typed_values, whole_files
