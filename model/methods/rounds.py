@@ -338,7 +338,7 @@ def round_prices(cost: UnitCost, longest: int, *, apart: bool = False, texts: in
     """
     drafted = np.arange(longest + 1.0)
     draft = cost.required("draft") * cost.draft_slowdown(texts)
-    verify = cost.target_pass * np.array([cost.slowdown(width * texts, texts) for width in range(1, longest + 2)])
+    verify = cost.target_pass * cost.slowdowns(np.arange(1, longest + 2) * texts, texts)
     time, busy = (drafted * draft * share + verify for share in (1.0, cost.draft_devices))
     operations = texts * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
     return RoundPrices(time + np.where(drafted > 0, 2 * cost.link * apart, 0.0), busy, operations)
