@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.base import bounded_files, checks, typed_values, whole_files
+from model.base import bounded_files, checks, renamed_keys, typed_values, whole_files
 
 if TYPE_CHECKING:
     import polars as pl
@@ -70,6 +70,8 @@ def of_run(folder: str | Path, table: pl.DataFrame | None = None) -> list[Path]:
     if table is None:
         stored = folder / "results.parquet"
         table = _stored(stored, {"point": int, "view": str, "method": str})
+        if (old := renamed_keys.old_column(table.columns)) is not None:
+            raise checks.ParameterError(f"{stored}: {old}; run the scenario again")
         try:
             return of_run(folder, table)
         except (pl.exceptions.PolarsError, ArithmeticError, LookupError, TypeError, AttributeError, ValueError) as error:
@@ -99,7 +101,7 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
     lossy = rows.filter(~pl.col("exact")) if "exact" in rows.columns else rows.clear()
     others = others.join(lossy, "point", how="anti", maintain_order="left")
     # Nor have units of several devices, which share the work of each layer.
-    others = others.filter(pl.col("ways").fill_null(1) == 1) if "ways" in others.columns else others
+    others = others.filter(pl.col("tensor_parallel").fill_null(1) == 1) if "tensor_parallel" in others.columns else others
     if "exit_layer" in rows.columns and few and others["exit_layer"].count():
         for x in tradeoff.AXES:
             yield f"tradeoff_{x}", tradeoff.draw(others, x=x)

@@ -147,7 +147,7 @@ class Read(NamedTuple):
     """Ask an output about the token that follows its position `offset` (negative, from the end, as in a list).
 
     * `next`: the likeliest token; `top`: the `width` likeliest, best first.
-    * `sample`: a token drawn from the law; `chance`: the probability of `token` under it.
+    * `sample`: a token drawn from the law; `probability`: that of `token` under it.
     * `uniform`: a random number in [0, 1), drawn for the test of the token that follows.
     * `confidence`: how sure the output is of `token`, or without one of its likeliest, a number in [0, 1].
     * `saturation`: how little the state has changed in the pass's last layer, a number in [0, 1]; of a pass that `compared` them.
@@ -157,7 +157,7 @@ class Read(NamedTuple):
       of the pass, by its index, and the logarithm of the probability of all that leads to it.
     """
 
-    kind: Literal["next", "top", "sample", "chance", "uniform", "residual", "confidence", "saturation", "distance", "beams"]
+    kind: Literal["next", "top", "sample", "probability", "uniform", "residual", "confidence", "saturation", "distance", "beams"]
     output: Any
     offset: int = -1
     width: int = 1

@@ -16,6 +16,7 @@ from calibrate.commands import (
     report_command,
     run_command,
 )
+from calibrate.commands.common_options import RenamedOptions
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
@@ -30,7 +31,7 @@ for command in (
     family_commands.heads, family_commands.align, decode_command.decode, log_command.log, log_command.rates,
     quality_command.quality, run_command.run,
 ):  # fmt: skip
-    app.command()(command)
+    app.command(cls=RenamedOptions)(command)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 Template = Annotated[
     str | None, typer.Option(help="How a data set is asked: squad, cnn-dm, wmt or none; or chat: by the model's own template.")
@@ -26,6 +27,21 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with what was brok
 ResumeFolder = Annotated[bool, typer.Option("--resume", help="Go on with what the directory holds.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of tables.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")]
+
+
+class RenamedOptions(TyperCommand):
+    """A command that refuses an option of an earlier version by the name that it has now."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line, once no option of it is an old one."""
+        from model.base import renamed_keys, user_errors
+
+        known = {name for parameter in self.params for name in parameter.opts}
+        for word in args[: args.index("--")] if "--" in args else args:
+            option = word.partition("=")[0]
+            if (new := renamed_keys.OPTIONS.get(option)) in known:
+                user_errors.refuse(f"no such option {option}; it is now {new}")
+        return super().parse_args(ctx, args)
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -89,7 +105,7 @@ def assignments(option: str, texts: Sequence[str] | None) -> Iterator[tuple[str,
     for text in texts or ():
         key, _, values = (part.strip() for part in text.partition("="))
         if not key or not values:
-            form = "KEY=VALUE, such as maximum_draft=8" if one else examples[option]
+            form = "KEY=VALUE, such as max_draft_length=8" if one else examples[option]
             raise ParameterError(f"--{option} must be {form}, got {shown(text)}")
         if key in seen:
             raise ParameterError(f"--{option} {key} is given twice; give it once")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calibrate.commands.common_options import guarded, numbers
+from calibrate.commands.common_options import RenamedOptions, guarded, numbers
 
 if TYPE_CHECKING:
     from model.hardware.profile import Profile
@@ -57,7 +57,7 @@ def vidur(
     _save(source.read(folder, model=model, gpu=gpu, **files, name=name, unit=unit, commit=commit), out)
 
 
-@importing.command("aiconfigurator")
+@importing.command("aiconfigurator", cls=RenamedOptions)
 @guarded
 def aiconfigurator(
     folder: Folder,
@@ -70,7 +70,9 @@ def aiconfigurator(
     model: Annotated[
         str, typer.Option("--model", help="Compose this model's layers: a name or a config.json. Default: operations as they are.")
     ] = "",
-    ways: Annotated[str, typer.Option("--ways", help="With --model: over how many devices layers are split, as 1,2,4.")] = "1",
+    tensor_parallel: Annotated[
+        str, typer.Option("--tensor-parallel", help="With --model: over how many devices layers are split, as 1,2,4.")
+    ] = "1",
     name: Annotated[str, typer.Option("--name", help="What the profile is called. Default: GPU-operations, or GPU-MODEL.")] = "",
     unit: Unit = "ms",
     commit: Commit = "",
@@ -87,7 +89,7 @@ def aiconfigurator(
     from model.architectures import transformer
     from model.hardware import composed_layers
 
-    splits = numbers("ways", ways)
+    splits = numbers("tensor_parallel", tensor_parallel)
     shape = transformer.named(model, imported_tables.DTYPE, key="model") if model else None
     made = source.read(folder, gpu=gpu, engine=engine, attention=attention, name="" if model else name, unit=unit, commit=commit)
     _save(made if shape is None else composed_layers.layer(made, shape, splits, model=transformer.label(model), name=name), out)

@@ -62,18 +62,22 @@ def log(
     opened, said = _opened(target, draft, heads, dtype, device, threads)
     found = prompted(prompts, template, limit, prompt_tokens, seed, opened["target"])
     said |= {
-        "prompts": [{"id": name, "tokens": ids} for name, ids in found], "asked": tokens, "seed": seed,
+        "prompts": [{"id": name, "tokens": ids} for name, ids in found], "max_tokens": tokens, "seed": seed,
         "sampling": None if sampling is None else vars(sampling),
     }  # fmt: skip
     decoders = {role: each.decoder for role, each in opened.items()}
     kept = f"what was logged is kept beside {out.name}: the same command with --resume goes on"
-    with options.progress(quiet, "texts", kept) as bar:
+    with options.progress(quiet, "sequences", kept) as bar:
         log, spent = work.make(
             out, said, decoders["target"], [ids for _, ids in found], tokens, draft=decoders.get("draft"), sampling=sampling,
             seed=seed, resume=resume, report=bar,
         )  # fmt: skip
     if as_json:
-        print(strict_json.dumps({"log": str(out), "rows": log.table.height, "texts": len(found), "seconds": vars(spent)}, indent=2))
+        print(
+            strict_json.dumps(
+                {"log": str(out), "rows": log.table.height, "sequences": len(found), "seconds": vars(spent)}, indent=2
+            )
+        )
         return
     print(f"{out}: {log.table.height} positions of {len(found)} texts")
     print("\n".join(_shares(spent)))

@@ -101,7 +101,7 @@ def _lines(table: pl.DataFrame, swept: Sequence[str]) -> Iterator[str]:
     from calibrate.decode.rate_tables import RateTable
 
     first = table.row(0, named=True)
-    title = f"{first['method']} on {first['target_name']}: {first['texts']} texts (measured; log-likelihoods in nats per token)"
+    title = f"{first['method']} on {first['target_name']}: {first['sequences']} texts (measured; log-likelihoods in nats per token)"
     known = [name for name in (*swept, *_SHOWN) if name in table.columns and table[name].count()]
     words = {None: "-", float("inf"): "inf"}
     rows = tuple(tuple(words.get(value, value) for value in row) for row in table.select(known).iter_rows())

@@ -38,7 +38,7 @@ def run(
         list[str] | None,
         typer.Option("--forced", metavar="RATE=VALUES", help="Outcomes by a rate: match_rate=0.3,0.7; none: by nothing."),
     ] = None,
-    apart: Annotated[
+    unit_kind: Annotated[
         str | None, typer.Option(help="Sub-processes as processes of the system, or as streams of one GPU. Default: in turn.")
     ] = None,
     prompts: Annotated[str | None, typer.Option(help="A file of texts. Default: the family's held-out code.")] = None,
@@ -66,7 +66,8 @@ def run(
 
     calibrate run speculative --model family --sweep draft_length=1,2,4 --threads 1 -o runs/speculative.json
 
-    calibrate run --plan cpu-family.toml --threads 1 -o runs/cpu.json      # with profiles of the passes, of the same sitting
+    calibrate run --plan cpu-family.toml --threads 1 -o runs/cpu.json      # with profiles of the passes, of the same measurement
+    session
 
     calibrate run ppd --model llama-68m --set exit_layer=1 --set candidates=1 --forced match_rate=0.3,0.7 -o runs/forced.json
 
@@ -84,13 +85,13 @@ def run(
     }  # fmt: skip
     changed: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if plan is not None:
-        for name, value in (("set", set_), ("sweep", sweep), ("forced", forced), ("apart", apart)):
+        for name, value in (("set", set_), ("sweep", sweep), ("forced", forced), ("unit-kind", unit_kind)):
             if value:
                 raise ParameterError(f"--{name} is of one METHOD; a plan says it in [[method]]")
         written = run_plan.read(plan)
         written = replace(written, run=replace(written.run, **changed))
     else:
-        written = run_plan.of({"run": changed, "method": [_table(str(method), set_, sweep, forced, apart)]})
+        written = run_plan.of({"run": changed, "method": [_table(str(method), set_, sweep, forced, unit_kind)]})
     warnings: list[str] = []
     kept = f"what was timed is kept beside {out.name}: the same command with --resume goes on"
     with options.progress(quiet, "runs", kept) as bar:
@@ -108,10 +109,10 @@ def run(
 
 
 def _table(
-    method: str, set_: Sequence[str] | None, sweep: Sequence[str] | None, forced: Sequence[str] | None, apart: str | None
+    method: str, set_: Sequence[str] | None, sweep: Sequence[str] | None, forced: Sequence[str] | None, unit_kind: str | None
 ) -> dict[str, Any]:
     own = {key: value[0] for key, value in options.assignments("set", set_)}
-    found: dict[str, Any] = {"name": method, **own} | ({} if apart is None else {"apart": apart})
+    found: dict[str, Any] = {"name": method, **own} | ({} if unit_kind is None else {"unit_kind": unit_kind})
     rates = {"forced": {} if forced == ["none"] else dict(options.assignments("forced", forced))} if forced else {}
     return found | {"sweep": dict(options.assignments("sweep", sweep))} | rates
 
@@ -124,7 +125,8 @@ def measured(
     written: WrittenPlan, out: Path, device: str, *, gpus: Sequence[str] = (), resume: bool = False,
     report: Callable[[int, int, str], None] | None = None, warn: Callable[[str], None] | None = None,
 ) -> MeasuredRuns:  # fmt: skip
-    """Carry a plan out on a device; profiles of the same sitting go into the folder of `out`, and `warn` hears what is odd of them.
+    """Carry a plan out on a device; profiles of the same measurement session go into the folder of `out`, and `warn` hears what is
+    odd of them.
 
     `gpus` are those of the units of runs over processes (`calibrate.untested_on_gpu.gpu_ordering.of_units`).
     """
@@ -140,9 +142,9 @@ def measured(
         cuda_graphs.cuda_of(device)
     models, opened = _models(written, device)
     wanted = [*_wanted(written, models, opened)]
-    most = {kind: max((each.units for each in wanted if each.apart == kind), default=1) for kind in files.APART}
+    most = {kind: max((each.units for each in wanted if each.unit_kind == kind), default=1) for kind in files.UNIT_KINDS}
     if gpus and most["processes"] == 1:
-        raise ParameterError("gpus are those of processes, and no method has any; leave them out, or say apart = processes")
+        raise ParameterError("gpus are those of processes, and no method has any; leave them out, or say unit_kind = processes")
     devices = at_gpus.of_units(device, most["processes"], gpus)
     if most["processes"] > 1 and device != "cpu":
         at_gpus.check(devices)
@@ -163,10 +165,10 @@ def measured(
         lanes = Lanes(models["target"], most["streams"])
     beside = None
     if written.profile is not None:
-        from calibrate.measured_runs.interleaved_profiles import Sitting
+        from calibrate.measured_runs.interleaved_profiles import MeasurementSession
 
         named = _named(written)
-        beside = Sitting(
+        beside = MeasurementSession(
             models, named, written.profile, out.parent, device=device, dtype=said.dtype, seed=said.seed,
             processes=pool is not None, lanes=lanes,
         )  # fmt: skip
@@ -241,20 +243,22 @@ def _wanted(written: WrittenPlan, models: Mapping[str, Decoder], opened: Mapping
     length = said.prompt_tokens if models["target"].source is None else 1
     lengths = {len(tokens) for _, tokens in texts} or {length}
     for each in written.choices:
-        units, apart = 1, each.apart or files.APART[0]
-        if each.apart is not None:
+        units, unit_kind = 1, each.unit_kind or files.UNIT_KINDS[0]
+        if each.unit_kind is not None:
             table = real_decoding.scheduled(each.method, each.settings, max(lengths), said.tokens)
             units = real_decoding.parameters_of(each.method, {"target": models["target"]}, table).units
             if units == 1:
                 held = f"and {each.method} holds one with these parameters"
-                raise ParameterError(f"apart is for methods that hold several units, {held}; leave it out")
+                raise ParameterError(f"unit_kind is for methods that hold several units, {held}; leave it out")
         if each.rates is None:
             for name, tokens in texts:
-                yield measure_runs.Wanted(each.method, each.settings, tuple(tokens), name, units=units, apart=apart)
+                yield measure_runs.Wanted(each.method, each.settings, tuple(tokens), name, units=units, unit_kind=unit_kind)
         else:
             for number in range(1 if not real else said.prompts):
                 prompt = tuple(range(length))
-                yield measure_runs.Wanted(each.method, each.settings, prompt, f"luck {number}", each.rates, number, units, apart)
+                yield measure_runs.Wanted(
+                    each.method, each.settings, prompt, f"luck {number}", each.rates, number, units, unit_kind
+                )
 
 
 def _source(written: WrittenPlan) -> str:
@@ -277,7 +281,7 @@ def _named(written: WrittenPlan) -> dict[str, str]:
 
 
 def _profiles(written: WrittenPlan, device: str) -> dict[str, str]:
-    """The files of the profiles of this sitting, by role."""
+    """The files of the profiles of this measurement session, by role."""
     from calibrate.timing import profile_from_timings
 
     if written.profile is None:

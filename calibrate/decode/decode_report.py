@@ -86,7 +86,7 @@ def compared(results: Sequence[Result], layers: int) -> dict[str, Any] | None:
     own, other = (summary(each, layers) for each in ([result.decoding for result in results], plain))
     pace, plain_pace = own["tokens_per_s"], other["tokens_per_s"]
     return {
-        "same_texts": sum(each.first_difference is None for each in results), "texts": len(results),
+        "same_sequences": sum(each.first_difference is None for each in results), "sequences": len(results),
         "first_differences": [each.first_difference for each in results], "seconds": other["seconds"],
         "tokens_per_s": plain_pace, "speedup": pace / plain_pace if pace and plain_pace else None,
     }  # fmt: skip
@@ -107,7 +107,7 @@ def document(results: Sequence[Result], head: Mapping[str, Any], layers: int) ->
             }
         )
     totals = None if not results else summary([each.decoding for each in results], layers) | {"plain": compared(results, layers)}
-    return {**head, "provenance": "measured", "texts": texts, "totals": totals}
+    return {**head, "provenance": "measured", "sequences": texts, "totals": totals}
 
 
 def _work(account: Account) -> list[dict[str, Any]]:
@@ -213,13 +213,13 @@ def _rate(value: float | None) -> str:
 def _versus(versus: Mapping[str, Any], sampled: bool, beams: int = 1) -> str:
     """Against plain decoding. Several beams look for a likelier text than the one whose every token is the likeliest."""
     pace = f"{versus['seconds']:.3f} s, {versus['tokens_per_s']:.1f} tok/s; speed-up {versus['speedup']:.3f} (measured)"
-    if sampled and versus["same_texts"] < versus["texts"]:
+    if sampled and versus["same_sequences"] < versus["sequences"]:
         return f"plain decoding: texts are other draws; {pace}"
-    if beams > 1 and versus["same_texts"] < versus["texts"]:
+    if beams > 1 and versus["same_sequences"] < versus["sequences"]:
         return f"plain decoding writes another text than {beams} beams, as it may; {pace}"
-    if versus["texts"] == 1:
+    if versus["sequences"] == 1:
         (place,) = versus["first_differences"]
         same = "the same text" if place is None else f"another text from token {place + 1} on"
     else:
-        same = f"the same text of {versus['same_texts']} of {versus['texts']} prompts"
+        same = f"the same text of {versus['same_sequences']} of {versus['sequences']} prompts"
     return f"plain decoding: {same}; {pace}"

@@ -91,8 +91,8 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
 def settings_of(fixed: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """All combinations of swept values, the last name fastest, each with the fixed ones.
 
-    >>> settings_of({"maximum_draft": 8}, {"fallback_threshold": [0.1, 0.5]})
-    [{'maximum_draft': 8, 'fallback_threshold': 0.1}, {'maximum_draft': 8, 'fallback_threshold': 0.5}]
+    >>> settings_of({"max_draft_length": 8}, {"fallback_threshold": [0.1, 0.5]})
+    [{'max_draft_length': 8, 'fallback_threshold': 0.1}, {'max_draft_length': 8, 'fallback_threshold': 0.5}]
     """
     for name, values in swept.items():
         if name in fixed:
@@ -250,7 +250,7 @@ def row(
         return work / total / (other / before)
 
     return {
-        "method": method, **plain(_shared(found)), "texts": len(texts), "tokens": total, "agreement": sum(agrees) / total,
+        "method": method, **plain(_shared(found)), "sequences": len(texts), "tokens": total, "agreement": sum(agrees) / total,
         "agreement_low": low, "agreement_high": high, "common_prefix": float(np.mean(prefixes)),
         "plain_texts": sum(each.tokens == one.judged.tokens for each, one in zip(texts, begun, strict=True)) / len(texts),
         "log_likelihood": float(np.concatenate([each.log_likelihood for each in texts]).mean()),
@@ -282,8 +282,8 @@ def _billed(
 
 
 def _decided(method: str, found: Sequence[Decoding]) -> dict[str, Any]:
-    """What the method chose on its way: rates of falling back and rolling back, counted as `model.methods.bild.threshold_decisions` does, or
-    layers of a token."""
+    """What the method chose on its way: rates of falling back and rolling back, counted as `model.methods.bild.threshold_decisions`
+    does, or layers of a token."""
     if "decision" in registry.parameters(method).OUTCOMES:
         ended = Counter(commit.kind for each in found for commit in each.commits)
         asked = Counter(read.question.kind for each in found for read in each.reads)

@@ -95,7 +95,7 @@ def make(
         found.append(table)
         if report is not None:
             report(sum(map(len, numbered[: index + 1])), len(prompts), "")
-    log = PositionLog(pl.concat(found).sort("text", "position"), said)
+    log = PositionLog(pl.concat(found).sort("prompt", "position"), said)
     save(log, out)
     shutil.rmtree(folder)
     return log, spent
@@ -151,7 +151,7 @@ def logged(
         chosen = torch.tensor(written, device=target.device).flatten()[rows]
         states = [each.reshape(-1, each.shape[-1])[rows] for each in states]
         found: dict[str, Any] = {
-            "text": np.repeat([*prompts], lengths), "position": np.concatenate([np.arange(length) for length in lengths]),
+            "prompt": np.repeat([*prompts], lengths), "position": np.concatenate([np.arange(length) for length in lengths]),
             "token": chosen.cpu().numpy(),
         }  # fmt: skip
         found |= _by_layer(target, states, chosen, spent)
@@ -299,7 +299,7 @@ def _survivors(agrees: Any) -> Any:
 def _table(found: Mapping[str, Any]) -> pl.DataFrame:
     import polars as pl
 
-    kinds = {"text": pl.Int32, "position": pl.Int32, "token": pl.Int32, "draft_token": pl.Int32}
+    kinds = {"prompt": pl.Int32, "position": pl.Int32, "token": pl.Int32, "draft_token": pl.Int32}
     order = [name for name in (*TARGET, *DRAFT) if name in found]
     return pl.DataFrame([
         pl.Series(name, found[name]) if name not in kinds else pl.Series(name, found[name]).cast(kinds[name]) for name in order

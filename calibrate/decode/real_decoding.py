@@ -170,10 +170,10 @@ def scheduled(method: str, settings: Mapping[str, Any], prompt: int, tokens: int
     """Settings with the bounds of a schedule that goes by positions, where they are left out: from this prompt to the last token.
 
     >>> scheduled("skipdecode", {"min_layers": 2}, 5, 16)
-    {'prompt': 5, 'sequence': 21, 'min_layers': 2}
+    {'prompt': 5, 'sequence_length': 21, 'min_layers': 2}
     """
     known = {field.name for field in dataclasses.fields(registry.parameters(method))}
-    bounds = {"prompt": prompt, "sequence": prompt + tokens} if {"prompt", "sequence"} <= known else {}
+    bounds = {"prompt": prompt, "sequence_length": prompt + tokens} if {"prompt", "sequence_length"} <= known else {}
     return bounds | dict(settings)
 
 

@@ -38,7 +38,7 @@ class Between:
 
     of: Profile
     part: Shape
-    ways: int
+    tensor_parallel: int
     tokens: Floats
     seconds: Floats
 
@@ -59,10 +59,12 @@ def measured(data: str | Path, models: Sequence[str]) -> list[Between]:
             table = imported_tables.read(folder / "mlp.csv", [*names, "num_tokens", "num_tensor_parallel_workers"], root=folder)
             tokens, split = table.whole("num_tokens", least=1), table.whole("num_tensor_parallel_workers", least=1)
             seconds = np.sum([table.seconds(name, "ms") for name in names], axis=0)
-            for ways in of.ways:
-                own = split == ways
+            for tensor_parallel in of.tensor_parallel:
+                own = split == tensor_parallel
                 points, times, _ = imported_tables.merged({"tokens": tokens[own]}, {"time_s": seconds[own]})
-                found.append(Between(of, shape.shard(ways), ways, points["tokens"].astype(np.float64), times["time_s"]))
+                found.append(
+                    Between(of, shape.shard(tensor_parallel), tensor_parallel, points["tokens"].astype(np.float64), times["time_s"])
+                )
     return found
 
 

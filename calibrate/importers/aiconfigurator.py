@@ -112,14 +112,14 @@ def reductions(
     for library in libraries:
         name = "nccl_perf" if library.startswith("nccl/") else "custom_allreduce_perf"
         table, rows, _ = _reductions(root / "comm" / library / f"{name}.parquet", root, unit)
-        found.append({(row["ways"], row["size"]): row["time_s"] for row in rows})
+        found.append({(row["tensor_parallel"], row["size"]): row["time_s"] for row in rows})
         sources.append(imported_tables.source(table, root, REPOSITORY, LICENCE, "", ("all_reduce",)))
     made = []
-    for ways, size in sorted(set.intersection(*(set(each) for each in found))):
-        each = np.array([times[ways, size] for times in found])
+    for tensor_parallel, size in sorted(set.intersection(*(set(each) for each in found))):
+        each = np.array([times[tensor_parallel, size] for times in found])
         middle, (low, high) = float(np.exp(np.log(each).mean())), np.percentile(each, [25, 75])
         times = {"time_s": middle, "low_s": min(middle, float(low)), "high_s": max(middle, float(high))}
-        made.append({"part": "all_reduce", "ways": ways, "size": size, "repeats": len(found), **times})
+        made.append({"part": "all_reduce", "tensor_parallel": tensor_parallel, "size": size, "repeats": len(found), **times})
     said = "all_reduce: replayed as graphs, geometric mean and quartiles over the libraries " + ", ".join(libraries)
     return made, tuple(sources), said
 
@@ -218,4 +218,4 @@ def _reductions(path: Path, root: Path, unit: str) -> tuple[ImportedTable, list[
     table, notes = _timed(whole, kind)
     gpus, size = table.whole("num_gpus", least=2), table.whole("message_size", least=1) * imported_tables.BYTES_EACH
     seconds = table.seconds("latency", unit)
-    return table, imported_tables.rows("all_reduce", {"ways": gpus, "size": size}, {"time_s": seconds}), notes
+    return table, imported_tables.rows("all_reduce", {"tensor_parallel": gpus, "size": size}, {"time_s": seconds}), notes

@@ -56,7 +56,7 @@ ATTENTION = {
 OVERHEADS = "gpu/vidur_hist/a100/cpu_overheads.csv"
 COMPOSED = {"llama-2-13b": ("h100", "a100", "l40s"), "llama-3.1-8b": ("h100", "a100", "l40s")}
 RTX_4090 = "gpu/llmservingsim/perf/RTX4090/meta-llama/Llama-3.1-8B/bf16/tp1"
-WAYS = (1, 2, 4, 8)
+TENSOR_PARALLEL = (1, 2, 4, 8)
 BATCHES = (*range(1, 9), 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 256)
 WIDTHS = (1, *(2**power for power in range(4, 13)))
 LONGEST, MOST_TOKENS = 8192, 4096
@@ -85,9 +85,9 @@ def profiles(data: str | Path) -> Iterator[Profile]:
         for model, gpus in COMPOSED.items():
             if gpu not in gpus:
                 continue
-            made = composed_layers.layer(table, transformer.preset(model), WAYS, model=model)
+            made = composed_layers.layer(table, transformer.preset(model), TENSOR_PARALLEL, model=model)
             made = _with_links(made, root, gpu, networks)
-            whole = [f"{error:.1%} up to {most} tokens" for ways, most, error in off[gpu] if ways == 1]
+            whole = [f"{error:.1%} up to {most} tokens" for tensor_parallel, most, error in off[gpu] if tensor_parallel == 1]
             where = "" if gpu in NETWORKS else " on two other GPUs"
             notes = (
                 f"dense: composed layers of other models are off by {', '.join(whole)}: the largest of their medians{where}",
@@ -147,27 +147,29 @@ def _measured(root: Path, gpu: str, model: str) -> Profile:
     return with_reductions(made, *aiconfigurator.reductions(root / "gpu/aiconfigurator" / ENGINES[gpu][0], REDUCTIONS[gpu]))
 
 
-def layer_errors(table: Profile, measured: Iterable[Profile], ways: Sequence[int] = WAYS) -> list[list[float]]:
-    """How far layers composed of a table are off from measured ones of the same GPU: rows of ways, most tokens and an error, from
-    the last row's tokens on. None without any to compare with.
+def layer_errors(
+    table: Profile, measured: Iterable[Profile], tensor_parallel: Sequence[int] = TENSOR_PARALLEL
+) -> list[list[float]]:
+    """How far layers composed of a table are off from measured ones of the same GPU: rows of tensor_parallel, most tokens and an
+    error, from the last row's tokens on. None without any to compare with.
 
     It is the largest of the models' median errors: a user's model may be as far off as the worst of those that were measured.
     """
     of_models = [*measured]
     found: list[list[float]] = []
-    for many in ways if of_models else ():
+    for many in tensor_parallel if of_models else ():
         each = [differences(table, one, (many,), most=RANGES[-1]) for one in of_models]
         for less, most in pairwise((0, *RANGES)):
             found.append([many, most, round(float(np.nanmax([one.median(less + 1, most) for one in each])), 4)])
     return found
 
 
-def differences(table: Profile, measured: Profile, ways: tuple[int, ...] = (1,), most: int = 64) -> LeaveOneOutErrors:
+def differences(table: Profile, measured: Profile, tensor_parallel: tuple[int, ...] = (1,), most: int = 64) -> LeaveOneOutErrors:
     """Relative error of composed layers, their rotation included, against measured ones."""
     facts = {name: value for name, value in table.facts.items() if name != "decode_includes"}  # Vidur's layers rotate themselves
     bare = replace(table, facts=facts, table=table.table.filter(table.table["part"] == "gemm"))
-    made = composed_layers.layer(bare, transformer.preset(measured.model), ways, model=measured.model)
-    each = [composed_layers.differences(made, measured, ways=many, most=most) for many in ways]
+    made = composed_layers.layer(bare, transformer.preset(measured.model), tensor_parallel, model=measured.model)
+    each = [composed_layers.differences(made, measured, tensor_parallel=many, most=most) for many in tensor_parallel]
     return LeaveOneOutErrors(np.concatenate([one.at for one in each]), np.concatenate([one.error for one in each]))
 
 
@@ -230,12 +232,14 @@ def completed(measured: Profile, table: Profile, moved: Mapping[str, float]) -> 
     if other:
         errors = {name: round(max(error, moved[name]), 4) for name, error in errors.items()}
     rows, stood_in = _composed(measured, table, errors)
-    ways = ", ".join(str(each) for each in sorted({row["ways"] for row in rows if row["part"] == "attention"}))
+    tensor_parallel = ", ".join(
+        str(each) for each in sorted({row["tensor_parallel"] for row in rows if row["part"] == "attention"})
+    )
     whose = f"at the efficiency of {table.device}: assumed" if other else "of operations"
     notes = [
         "dense: measured",
         f"head: composed {whose}",
-        f"attention split {ways} ways: composed {whose} ({table.facts['decode_engine']})",
+        f"attention split {tensor_parallel} ways: composed {whose} ({table.facts['decode_engine']})",
     ]
     if composed_layers.ROPE in table.facts["decode_includes"]:
         notes.append("attention: the composed one rotates positions too, which dense holds already: about 2 us twice")
@@ -257,21 +261,22 @@ def completed(measured: Profile, table: Profile, moved: Mapping[str, float]) -> 
 
 
 def _composed(measured: Profile, table: Profile, errors: Mapping[str, float]) -> tuple[list[dict[str, Any]], list[int]]:
-    """Rows of the parts head and attention, and the ways for which heads that were not measured are stood in for."""
+    """Rows of the parts head and attention, and the values of tensor_parallel for which heads that were not measured are stood in
+    for."""
     shape, other = transformer.preset(measured.model), table.device != measured.device
     products = composed_layers.Products(table)
     tokens = products.steps(MOST_TOKENS)
-    have = {*zip(measured.table["part"], measured.table["ways"], strict=True)}
+    have = {*zip(measured.table["part"], measured.table["tensor_parallel"], strict=True)}
     rows: list[dict[str, Any]] = []
     stood_in = []
-    for ways in measured.ways:
-        part = shape.shard(ways)
-        head = composed_layers.head_rows(table, products, part, tokens, ways)
-        off = np.maximum(composed_layers.layer_error(table, tokens, ways, None), errors["head"])
+    for tensor_parallel in measured.tensor_parallel:
+        part = shape.shard(tensor_parallel)
+        head = composed_layers.head_rows(table, products, part, tokens, tensor_parallel)
+        off = np.maximum(composed_layers.layer_error(table, tokens, tensor_parallel, None), errors["head"])
         attention = composed_layers.AttentionTimes(table, part.heads, part.kv_heads, part.head_dim)
-        fresh = [] if ("attention", ways) in have else composed_layers.attention_rows(attention, ways)
+        fresh = [] if ("attention", tensor_parallel) in have else composed_layers.attention_rows(attention, tensor_parallel)
         if fresh and not attention.measured:
-            stood_in.append(ways)
+            stood_in.append(tensor_parallel)
         if other:
             head = [_taken_over(row, _head_bytes(row, part), table, measured, products.launch) for row in head]
             fresh = [_taken_over(row, _attention_bytes(row, part), table, measured, products.launch) for row in fresh]
@@ -386,7 +391,9 @@ def _rounded(table: pl.DataFrame) -> pl.DataFrame:
     import polars as pl
 
     order = [
-        name for name in ("part", "ways", *dict.fromkeys(axis for axes in AXES.values() for axis in axes)) if name in table.columns
+        name
+        for name in ("part", "tensor_parallel", *dict.fromkeys(axis for axes in AXES.values() for axis in axes))
+        if name in table.columns
     ]
     held = table.schema["time_s"]
     return table.with_columns(pl.col(name).cast(pl.Float64).round_sig_figs(DIGITS).cast(held) for name in TIMES).sort(order)

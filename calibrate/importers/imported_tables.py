@@ -265,8 +265,8 @@ def profile_of(
 def dips(rows: list[dict[str, Any]], part: str, axis: str) -> list[str]:
     """A note on times that fall as passes get wider: they are real, larger passes get better kernels."""
     found, points, worst = 0, 0, (0.0, 0)
-    for ways in sorted({row.get("ways", 1) for row in rows if row["part"] == part}):
-        chosen = [row for row in rows if row["part"] == part and row.get("ways", 1) == ways]
+    for tensor_parallel in sorted({row.get("tensor_parallel", 1) for row in rows if row["part"] == part}):
+        chosen = [row for row in rows if row["part"] == part and row.get("tensor_parallel", 1) == tensor_parallel]
         points += len(chosen)
         surface = Surface({axis: [row[axis] for row in chosen]}, [row["time_s"] for row in chosen])
         for (at,), share in surface.dips(axis, DIP):
@@ -289,8 +289,8 @@ def errors(rows: list[dict[str, Any]]) -> dict[str, float]:
     found = {}
     for part in dict.fromkeys(row["part"] for row in rows):
         each = []
-        for ways in {row["ways"] for row in rows if row["part"] == part}:
-            chosen = [row for row in rows if row["part"] == part and row["ways"] == ways]
+        for tensor_parallel in {row["tensor_parallel"] for row in rows if row["part"] == part}:
+            chosen = [row for row in rows if row["part"] == part and row["tensor_parallel"] == tensor_parallel]
             axes = {axis: [row[axis] for row in chosen] for axis in AXES[part]}
             each.append(Surface(axes, [row["time_s"] for row in chosen]).error)
         found[part] = round(float(np.median(each)), 4)

@@ -57,13 +57,15 @@ def read(folder: str | Path, *, model: str, gpu: str, name: str = "", commit: st
     shape, device = transformer.named(model, imported_tables.DTYPE, key="model"), devices.device(gpu)
     model = transformer.label(model)
     split = re.fullmatch(r"tp(\d+)", root.resolve().name)
-    ways = int(split[1]) if split else 1
-    if ways < 1 or shape.heads % ways:
-        raise ParameterError(f"ways must divide heads={shape.heads}, got {ways} by the name of the folder {root.name}")
-    dense, rows, final, notes = _dense(root, shape, device, ways)
-    sequence, found, said = _per_sequence(root, shape, device, ways, final)
+    tensor_parallel = int(split[1]) if split else 1
+    if tensor_parallel < 1 or shape.heads % tensor_parallel:
+        raise ParameterError(
+            f"tensor_parallel must divide heads={shape.heads}, got {tensor_parallel} by the name of the folder {root.name}"
+        )
+    dense, rows, final, notes = _dense(root, shape, device, tensor_parallel)
+    sequence, found, said = _per_sequence(root, shape, device, tensor_parallel, final)
     rows, notes = rows + found, notes + said
-    attention, found, said = _attention(root, shape, device, ways)
+    attention, found, said = _attention(root, shape, device, tensor_parallel)
     rows, notes = rows + found, notes + said
     given = {
         "dense": (dense, ("dense", "embedding")),
@@ -121,46 +123,50 @@ def _by_name(table: imported_tables.ImportedTable, names: tuple[str, ...], axis:
 
 
 def _dense(
-    root: Path, shape: Shape, device: devices.Device, ways: int
+    root: Path, shape: Shape, device: devices.Device, tensor_parallel: int
 ) -> tuple[imported_tables.ImportedTable, list[dict[str, Any]], tuple[Floats, Floats], list[str]]:
     """Rows of the parts dense and embedding, and the final norm by tokens."""
     table = imported_tables.read(root / "dense.csv", ["layer", "tokens"], root=root)
     each = _by_name(table, (*LAYER, *PASS), "tokens")
     column, unit = imported_tables.time_column(table, "time")
     for operation, (inputs, outputs) in zip(PRODUCTS, imported_tables.products(shape), strict=True):
-        chosen, size = table.where(table.frame["layer"] == operation), inputs * outputs / ways
+        chosen, size = table.where(table.frame["layer"] == operation), inputs * outputs / tensor_parallel
         moved, work = np.full(chosen.height, size), 2 * size * chosen.column("tokens")
         imported_tables.check_reached(
             chosen, column, chosen.seconds(column, unit), device, moved=moved * imported_tables.BYTES_EACH, operations=work
         )
     tokens = each["layernorm"][0]
     total: Floats = np.sum([times * each[name][1] for name, times in LAYER.items()], axis=0)
-    rows = imported_tables.rows("dense", {"tokens": tokens, "ways": ways}, {"time_s": total})
-    rows += imported_tables.rows("embedding", {"tokens": tokens, "ways": ways}, {"time_s": each["embedding"][1]})
+    rows = imported_tables.rows("dense", {"tokens": tokens, "tensor_parallel": tensor_parallel}, {"time_s": total})
+    rows += imported_tables.rows(
+        "embedding", {"tokens": tokens, "tensor_parallel": tensor_parallel}, {"time_s": each["embedding"][1]}
+    )
     notes = ["dense: sum of a layer's operations, its norm twice", *imported_tables.dips(rows, "dense", "tokens")]
     return table, rows, each["final_layernorm"], notes
 
 
 def _per_sequence(
-    root: Path, shape: Shape, device: devices.Device, ways: int, final: tuple[Floats, Floats]
+    root: Path, shape: Shape, device: devices.Device, tensor_parallel: int, final: tuple[Floats, Floats]
 ) -> tuple[imported_tables.ImportedTable, list[dict[str, Any]], list[str]]:
     """Rows of the parts head and step."""
     table = imported_tables.read(root / "per_sequence.csv", ["layer", "sequences"], root=root)
     each = _by_name(table, HEAD, "sequences")
     column, unit = imported_tables.time_column(table, "time")
     heads = table.where(table.frame["layer"] == "lm_head")
-    size = shape.hidden * shape.vocabulary / ways
+    size = shape.hidden * shape.vocabulary / tensor_parallel
     moved, work = np.full(heads.height, size * imported_tables.BYTES_EACH), 2 * size * heads.column("sequences")
     imported_tables.check_reached(heads, column, heads.seconds(column, unit), device, moved=moved, operations=work)
     positions, times = each["lm_head"]
     normed = times + np.interp(positions, *final)
-    rows = imported_tables.rows("head", {"positions": positions, "ways": ways}, {"time_s": normed})
-    rows += imported_tables.rows("step", {"batch": each["sampler"][0], "ways": ways}, {"time_s": each["sampler"][1]})
+    rows = imported_tables.rows("head", {"positions": positions, "tensor_parallel": tensor_parallel}, {"time_s": normed})
+    rows += imported_tables.rows(
+        "step", {"batch": each["sampler"][0], "tensor_parallel": tensor_parallel}, {"time_s": each["sampler"][1]}
+    )
     return table, rows, ["head: lm_head and the final norm", "step: the sampler alone; launching and preparing were not measured"]
 
 
 def _attention(
-    root: Path, shape: Shape, device: devices.Device, ways: int
+    root: Path, shape: Shape, device: devices.Device, tensor_parallel: int
 ) -> tuple[imported_tables.ImportedTable, list[dict[str, Any]], list[str]]:
     """Rows of the part attention: passes of one token for each text, and of several tokens of one text."""
     names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -175,9 +181,11 @@ def _attention(
     width, context, batch = np.where(chunk > 0, chunk, 1), np.where(chunk > 0, before, cached), np.maximum(texts, 1)
     alone = table.where(~mixed)
     width, context, batch, times = (each[~mixed] for each in (width, context, batch, seconds))
-    each = max(1, shape.kv_heads // ways) * shape.head_dim
+    each = max(1, shape.kv_heads // tensor_parallel) * shape.head_dim
     moved = 2 * batch * (context + width) * each * imported_tables.BYTES_EACH
-    work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
+    work = 4 * shape.heads * shape.head_dim / tensor_parallel * batch * width * (context + (width + 1) / 2)
     imported_tables.check_reached(alone, column, times, device, moved=moved, operations=work, launches=LAUNCHES["attention"])
-    rows = imported_tables.rows("attention", {"ways": ways, "width": width, "context": context, "batch": batch}, {"time_s": times})
+    rows = imported_tables.rows(
+        "attention", {"tensor_parallel": tensor_parallel, "width": width, "context": context, "batch": batch}, {"time_s": times}
+    )
     return table, rows, [f"attention: {mixed.sum()} passes that mix a prompt and new tokens left out"]

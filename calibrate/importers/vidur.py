@@ -130,17 +130,17 @@ def _layer(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of the parts dense and embedding."""
     _check_model(table, shape, {"n_head": "heads", "n_kv_head": "kv_heads", "n_embd": "hidden", "n_expanded_embd": "ffn"})
-    tokens, ways = table.whole("num_tokens", least=1), table.whole("num_tensor_parallel_workers", least=1)
+    tokens, tensor_parallel = table.whole("num_tokens", least=1), table.whole("num_tensor_parallel_workers", least=1)
     for operation, (inputs, outputs) in zip(PRODUCTS, imported_tables.products(shape), strict=True):
         column = f"time_stats.{operation}.median"
-        each = inputs * outputs / ways
+        each = inputs * outputs / tensor_parallel
         moved, work = each * imported_tables.BYTES_EACH, 2 * each * tokens
         imported_tables.check_reached(
             table, column, table.seconds(column, unit), device, moved=moved, operations=work, rounding=ROUNDING
         )
     dense, embedding = _times(table, layer, unit), _times(table, ["emb"], unit)
     imported_tables.check_total(table, "time_stats.*.median", dense["time_s"])
-    points = {"ways": ways, "tokens": tokens}
+    points = {"tensor_parallel": tensor_parallel, "tokens": tokens}
     rows = imported_tables.rows("dense", points, dense) + imported_tables.rows("embedding", points, embedding)
     notes = [
         "dense: sum of the medians of a layer's operations, as Vidur sums them: of its two sums one, the other runs untimed; low "
@@ -190,11 +190,11 @@ def _attention(
         wide = operation == "attn_prefill"
         batch, context = table.whole("batch_size", least=1), table.whole("kv_cache_size", least=0)
         width = table.whole("prefill_chunk_size", least=1) if wide else np.ones(table.height)
-        ways = table.whole("num_tensor_parallel_workers", least=1)
+        tensor_parallel = table.whole("num_tensor_parallel_workers", least=1)
         column = f"time_stats.{operation}.median"
-        each = shape.kv_heads * shape.head_dim / ways
+        each = shape.kv_heads * shape.head_dim / tensor_parallel
         moved = 2 * batch * (context + width) * each * imported_tables.BYTES_EACH
-        work = 4 * shape.heads * shape.head_dim / ways * batch * width * (context + (width + 1) / 2)
+        work = 4 * shape.heads * shape.head_dim / tensor_parallel * batch * width * (context + (width + 1) / 2)
         seconds, often = table.seconds(column, unit), LAUNCHES["attention"]
         imported_tables.check_reached(
             table, column, seconds, device, moved=moved, operations=work, rounding=ROUNDING, launches=often
@@ -202,7 +202,7 @@ def _attention(
         times = _times(table, [*around, operation], unit)
         imported_tables.check_total(table, column, times["time_s"])
         single = batch == 1 if wide else np.ones(table.height, dtype=bool)
-        keys = {"ways": ways, "width": width, "context": context, "batch": batch}
+        keys = {"tensor_parallel": tensor_parallel, "width": width, "context": context, "batch": batch}
         kept = ({name: values[single] for name, values in each.items()} for each in (keys, times))
         rows += imported_tables.rows("attention", *kept)
     notes = [f"attention: with {', '.join(around)}; passes of several tokens are prompt passes of one text"]
@@ -226,8 +226,8 @@ def _step(
         raise ParameterError(f"{whole.shown}: column model_name: no row of {model}; there are {listed}{hint}")
     total = np.sum([table.seconds(column, unit) for column in columns], axis=0)
     imported_tables.check_total(table, columns[0], total)
-    batch, ways = table.whole("batch_size", least=1), table.whole("tensor_parallel_degree", least=1)
-    rows = imported_tables.rows("step", {"ways": ways, "batch": batch}, {"time_s": total})
+    batch, tensor_parallel = table.whole("batch_size", least=1), table.whole("tensor_parallel_degree", least=1)
+    rows = imported_tables.rows("step", {"tensor_parallel": tensor_parallel, "batch": batch}, {"time_s": total})
     listed = ", ".join(STEP)
     return rows, table, [f"step: {listed}, medians, on Vidur's host; smaller batches than {batch.min():g} take what that one takes"]
 
@@ -251,8 +251,8 @@ def links(folder: str | Path, *, unit: str = "ms") -> tuple[list[dict[str, Any]]
         sizes = whole.whole("size", least=1)
         for many in np.unique(workers):
             kept = (workers == many) & (together == many)
-            # A transfer is between two devices, however many share a layer: it has no ways.
-            keys = {"size": sizes[kept], "ways": 1 if part == "send" else int(many)}
+            # A transfer is between two devices, however many share a layer: tensor_parallel has no meaning.
+            keys = {"size": sizes[kept], "tensor_parallel": 1 if part == "send" else int(many)}
             rows += imported_tables.rows(part, keys, {key: values[kept] for key, values in times.items()})
         found[part] = whole
     if not rows:

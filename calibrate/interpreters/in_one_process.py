@@ -354,7 +354,7 @@ class Real(Interpreter):
                 return output.logits[output.row(offset)].topk(width).indices.tolist()
             case "sample":
                 return self._drawn(output.law(offset, self.sampling), f"{output.step.role}: sample", output, offset)
-            case "chance":
+            case "probability":
                 return float(output.law(offset, self.sampling)[token])
             case "uniform":
                 return self._luck("test", output, offset)

@@ -1,4 +1,4 @@
-"""Profiles of the models of a sitting, timed between its runs: on the very decoders that decode, a little at a time.
+"""Profiles of the models of a measurement session, timed between its runs: on the very decoders that decode, a little at a time.
 
 A machine is some percent faster at one moment than at another. What is timed all at once is off by that; what is spread over the
 whole of the runs drifts with them.
@@ -33,7 +33,7 @@ LONGEST = 60.0
 """Seconds that a point may take in a round, whatever its repeats."""
 REST = ("reads", "after")
 """What is timed in each round besides whole passes."""
-APART = "apart"
+PROCESSES = "processes"
 """A text of which sub-processes have units of their own."""
 
 
@@ -44,7 +44,7 @@ class Passes:
     Parameters
     ----------
     widths, contexts, batches
-        The grid of each model: all widths of one text, and of several those of `together`.
+        The grid of each model: all widths of one text, and of several those of `batched_widths`.
     together
         How many tokens of each of several texts: more than one where drafts of a batch are verified.
     busy
@@ -59,7 +59,7 @@ class Passes:
     busy: tuple[int, ...] = ()
     rounds: int = 3
     repeats: int = 8
-    together: tuple[int, ...] = (1,)
+    batched_widths: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         for name in ("rounds", "repeats"):
@@ -68,18 +68,24 @@ class Passes:
             grid.points()
         if 1 not in self.batches or (len(self.batches) > 1 and 1 not in self.widths):
             raise ParameterError("widths and batches must have 1 among them: most passes over a batch are of a token of each text")
-        if not {*self.together} <= {*self.widths}:
-            raise ParameterError(f"together must be some of widths={checks.shown(self.widths)}, got {checks.shown(self.together)}")
-        if self.together != (1,) and len(self.batches) == 1:
-            given = checks.shown(self.together)
-            raise ParameterError(f"together must be left out without batches, of whose passes it is, got {given}; or give batches")
-        if 1 not in self.together:
-            raise ParameterError(f"together must have 1 among them, as drafts are made, got {checks.shown(self.together)}")
+        if not {*self.batched_widths} <= {*self.widths}:
+            raise ParameterError(
+                f"batched_widths must be some of widths={checks.shown(self.widths)}, got {checks.shown(self.batched_widths)}"
+            )
+        if self.batched_widths != (1,) and len(self.batches) == 1:
+            given = checks.shown(self.batched_widths)
+            raise ParameterError(
+                f"batched_widths must be left out without batches, of whose passes it is, got {given}; or give batches"
+            )
+        if 1 not in self.batched_widths:
+            raise ParameterError(
+                f"batched_widths must have 1 among them, as drafts are made, got {checks.shown(self.batched_widths)}"
+            )
 
     @property
     def points(self) -> list[Point]:
         """The passes alone, but for widths that no method has in a batch."""
-        return [each for each in self.grids[0].points() if each.batch == 1 or each.width in self.together]
+        return [each for each in self.grids[0].points() if each.batch == 1 or each.width in self.batched_widths]
 
     @property
     def room(self) -> int:
@@ -103,7 +109,7 @@ class RoundPart(NamedTuple):
     what: Point | str
 
 
-class Sitting:
+class MeasurementSession:
     """Times the models of runs between these; see `calibrate.measured_runs.measure_runs.Beside`.
 
     Parameters
@@ -172,7 +178,7 @@ class Sitting:
         timed = any(row["kind"] == "processes" and row["round"] == turn for row in rows)
         if (self.processes or self.lanes is not None) and not timed:
             for number in range(process_times.TEXTS):
-                yield RoundPart("target", turn * process_times.TEXTS + number, APART)
+                yield RoundPart("target", turn * process_times.TEXTS + number, PROCESSES)
 
     def between(self, share: float, pool: Pool | None = None) -> None:
         """Time as much as belongs before this share of a repeat of the runs, over their processes where they have some."""
@@ -182,7 +188,7 @@ class Sitting:
 
     def _time(self, piece: RoundPart, pool: Pool | None) -> None:
         begun = self.of[piece.role]
-        if piece.what == APART:
+        if piece.what == PROCESSES:
             if self.lanes is not None:
                 self.texts.append(process_times.over_streams(self.lanes, piece.round))
             elif pool is not None:

@@ -43,7 +43,7 @@ Report = Callable[[int, int, str], None]
 
 
 class Beside(Protocol):
-    """What is measured in the same sitting, a little before each run, so that whatever drifts drifts for it too."""
+    """What is measured in the same measurement session, a little before each run, so that whatever drifts drifts for it too."""
 
     def begin(self, turn: int) -> None:
         """A repeat of all runs begins; processes of theirs have not been started yet."""
@@ -71,7 +71,7 @@ class Wanted:
         Whose luck it has.
     units
         Units that make its passes; 1: this process makes all of them, one after another.
-    apart
+    unit_kind
         What several units are: `processes` of the system, or `streams` of the GPU.
     """
 
@@ -82,16 +82,16 @@ class Wanted:
     rates: Mapping[str, float] | None = None
     replication: int = 0
     units: int = 1
-    apart: str = measured_runs.APART[0]
+    unit_kind: str = measured_runs.UNIT_KINDS[0]
 
     def __post_init__(self) -> None:
         checks.whole("units", self.units, 1, checks.MAX_UNITS)
-        checks.one_of("apart", self.apart, measured_runs.APART)
+        checks.one_of("unit_kind", self.unit_kind, measured_runs.UNIT_KINDS)
 
     def __str__(self) -> str:
         """As messages name it."""
         said = ", ".join(f"{key}={value}" for key, value in (dict(self.settings) | dict(self.rates or {})).items())
-        over = f" over {self.units} {self.apart}" if self.units > 1 else ""
+        over = f" over {self.units} {self.unit_kind}" if self.units > 1 else ""
         return f"{self.method}{f' ({said})' if said else ''}{over}, {self.name}"
 
 
@@ -105,8 +105,8 @@ class MeasurementPlan:
     warm_ups: int = 1
     seed: int = 0
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What else is to be known of the runs: `prompts`, how they were come by; `profiles` of their sitting, files by role; `devices`
-    of the units of runs over processes."""
+    """What else is to be known of the runs: `prompts`, how they were come by; `profiles` of their measurement session, files by
+    role; `devices` of the units of runs over processes."""
 
     def __post_init__(self) -> None:
         checks.whole("tokens", self.tokens, 2, checks.MAX_TOKENS)
@@ -135,14 +135,14 @@ def check(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> None:
         parameters.check_tokens(plan.tokens)
         if each.units > 1 and cuda_graphs.mode_of(models["target"]) != measured_runs.MODES[0]:
             raise ParameterError(
-                f"mode must be {measured_runs.MODES[0]} for runs over {each.apart}, got {cuda_graphs.mode_of(models['target'])}"
+                f"mode must be {measured_runs.MODES[0]} for runs over {each.unit_kind}, got {cuda_graphs.mode_of(models['target'])}"
             )
         if each.units > 1 and len(own) > 1:
             has = f"{each.method} has {', '.join(own)}"
-            raise ParameterError(f"{each.apart} are for methods of one model, and {has}; leave them out")
+            raise ParameterError(f"{each.unit_kind} are for methods of one model, and {has}; leave them out")
         if each.units > 1 and each.units != parameters.units:
             what = f"units must be {parameters.units}, which {each.method} reserves with these parameters"
-            raise ParameterError(f"{what}, got {each.units} {each.apart}")
+            raise ParameterError(f"{what}, got {each.units} {each.unit_kind}")
 
 
 def _of(each: Wanted, models: Mapping[str, Decoder], tokens: int) -> dict[str, Decoder]:
@@ -161,7 +161,7 @@ def decode(
 ) -> Decoding:
     """Make a decoding; `more` as `calibrate.decode.real_decoding.decode` takes it."""
     own, prompt = _of(each, models, tokens), each.prompt
-    if each.units > 1 and each.apart == "streams":
+    if each.units > 1 and each.unit_kind == "streams":
         more = more | {"lanes": lanes}
     elif each.units > 1 and pool is not None:
         own, more = {"target": pool.decoder}, more | {"pool": pool}
@@ -212,9 +212,9 @@ def measure(
 ) -> MeasuredRuns:
     """Time a plan and write the runs to `out`, NAME.json.
 
-    `beside` is measured in the same sitting, spread over all of it. `pool` starts the processes of decodings that have several,
-    anew for each repeat; `lanes` are the streams of those that run over streams. Rows are kept in NAME.jsonl until all are there.
-    With `resume` as many repeats are made as are missing; where there are more already, all are kept and none is made.
+    `beside` is measured in the same measurement session, spread over all of it. `pool` starts the processes of decodings that have
+    several, anew for each repeat; `lanes` are the streams of those that run over streams. Rows are kept in NAME.jsonl until all are
+    there. With `resume` as many repeats are made as are missing; where there are more already, all are kept and none is made.
     """
     measured_runs.json_of(out)
     if out.exists():
@@ -272,7 +272,7 @@ def _repeat(
                     report((turn + 2) * len(plan.wanted) - len(left) + place, total, str(plan.wanted[number]))
                 if beside is not None:
                     beside.between(place / len(left), processes)
-                row = {"decoding": number, "repeat": turn, "turn": turn * len(plan.wanted) + place}
+                row = {"decoding": number, "repeat": turn, "run_order": turn * len(plan.wanted) + place}
                 kept.add(row | _timed_alone(plan, number, models, processes, lanes))
             if beside is not None:
                 beside.between(1.0, processes)
@@ -295,14 +295,14 @@ def _timed_alone(
 
 def _first_of_each(plan: MeasurementPlan, numbers: Sequence[int]) -> list[int]:
     """The first of these decodings over each number of units: the others then have warm ones."""
-    found = {(plan.wanted[number].units, plan.wanted[number].apart): number for number in reversed(numbers)}
+    found = {(plan.wanted[number].units, plan.wanted[number].unit_kind): number for number in reversed(numbers)}
     return [*found.values()]
 
 
 class _RunRow(TypedDict):
     decoding: int
     repeat: int
-    turn: int
+    run_order: int
     units: int
     seconds: float
     commit_s: list[float]
@@ -410,7 +410,7 @@ def _about(plan: MeasurementPlan, models: Mapping[str, Decoder]) -> dict[str, An
         "device": str(target.device), "dtype": str(target.dtype).removeprefix("torch."), "threads": facts.get("threads"),
         "machine": {key: value for key, value in facts.items() if key not in ("date", *versions)}, "shapes": shapes,
         "prompts": plan.about.get("prompts", ""), "warm_ups": plan.warm_ups, "forced": forced_by,
-        "apart": [each.apart for each in plan.wanted], **_devices(plan), "mode": cuda_graphs.mode_of(target),
+        "unit_kind": [each.unit_kind for each in plan.wanted], **_devices(plan), "mode": cuda_graphs.mode_of(target),
         "roles": [*measured_runs.ROLES], "profiles": dict(plan.about.get("profiles", {})), "date": facts["date"],
         "versions": versions,
     } | ({"room": target.room} if isinstance(target, cuda_graphs.Graphs) else {})  # fmt: skip
@@ -420,7 +420,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
     import polars as pl
 
     whole, many = pl.Int64, pl.List(pl.Float64)
-    schema: dict[str, Any] = dict.fromkeys(("decoding", "repeat", "turn", "units"), whole)
+    schema: dict[str, Any] = dict.fromkeys(("decoding", "repeat", "run_order", "units"), whole)
     schema |= dict.fromkeys(("seconds", "read_s", "waited", "load"), pl.Float64) | {"commit_s": many, "pass_s": many}
     texts, times = ("what", "fate", "role"), ("start", "end")
     kinds = {name: pl.String if name in texts else pl.Float32 if name in times else whole for name in KEPT}

@@ -8,7 +8,7 @@
     prompt_tokens = 24
     mode = "eager"              # or passes as CUDA graphs: "cuda-graph"
 
-    [profile]                   # measured in the same sitting, between the runs; leave it out to time no passes
+    [profile]                   # measured in the same measurement session, between the runs; leave it out to time no passes
     widths = [1, 2, 4, 8]
     contexts = [0, 32, 64]
 
@@ -21,7 +21,7 @@
     exit_layer = 6
     sweep = { candidates = [1, 3] }
     forced = { match_rate = [0.3, 0.7] }    # outcomes are forced: weights say nothing; {} where nothing is left to chance
-    apart = "processes"         # sub-processes are processes of the system, each with a model of its own; or streams of one GPU
+    unit_kind = "processes"     # sub-processes are processes of the system, each with a model of its own; or streams of one GPU
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from typing import Any
 
 from calibrate.measured_runs.interleaved_profiles import Passes
 from calibrate.measured_runs.measure_runs import choices
-from model.base import bounded_files, checks, table_records
+from model.base import bounded_files, checks, renamed_keys, table_records
 from model.base.checks import ParameterError
-from model.logs.measured_runs import APART, MODES
+from model.logs.measured_runs import MODES, UNIT_KINDS
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class MethodSetting:
     method: str
     settings: Mapping[str, Any]
     rates: Mapping[str, float] | None = None
-    apart: str | None = None
+    unit_kind: str | None = None
     """What its sub-processes are: processes of the system, or streams of one GPU. None: they are run one after another."""
 
 
@@ -120,16 +120,19 @@ def of(said: Mapping[str, Any]) -> WrittenPlan:
 def _choices(table: Any) -> list[MethodSetting]:
     if not isinstance(table, Mapping) or "name" not in table:
         raise ParameterError("method.name is required in each [[method]]; `sim ls methods` lists them")
-    own = {key: value for key, value in table.items() if key not in ("name", "sweep", "forced", "apart")}
-    apart = table.get("apart")
-    if apart is not None:
-        checks.one_of("apart", apart, APART)
+    for old in table:
+        if (new := renamed_keys.now(old, ("unit_kind",))) is not None:
+            raise ParameterError(f"unknown key method.{old}; it is now {new}")
+    own = {key: value for key, value in table.items() if key not in ("name", "sweep", "forced", "unit_kind")}
+    unit_kind = table.get("unit_kind")
+    if unit_kind is not None:
+        checks.one_of("unit_kind", unit_kind, UNIT_KINDS)
     swept = {key: _values(key, value) for key, value in dict(table.get("sweep", {})).items()}
     rates = {key: _values(key, value) for key, value in dict(table.get("forced", {})).items()}
     found = []
     for settings in choices(table["name"], table_records.frozen_values(own), swept):
         for forced in _combined(rates) if "forced" in table else [None]:
-            found.append(MethodSetting(table["name"], settings, forced, apart))
+            found.append(MethodSetting(table["name"], settings, forced, unit_kind))
     return found
 
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from calibrate.untested_on_gpu.over_streams import Lanes
     from calibrate.workers.worker_pool import Pool
 
-BETWEEN = ("dispatch", "wake", "promotion", "turn")
+BETWEEN = ("dispatch", "wake", "promotion", "scheduling")
 """What happens between passes of processes."""
-LEADING = ("alone", "beside")
+LEADING = ("main_alone", "main_concurrent")
 """Passes of the main one, while others wait and while they are at work."""
-CALLED = "called"
+CALLED = "subprocess_step"
 """Passes of the others."""
 TEXTS = 12
 """Texts over processes that are timed in each round."""
@@ -68,11 +68,11 @@ def _apart(made: Callable[[Answers], Any], decoder: Decoder, units: int, seed: i
             elif span.what == "forward" and span.width == 1:
                 share = beside(spans, span) / span.seconds
                 if span.first == 0 and share < 0.05:
-                    seconds["alone"].append(span.seconds)
+                    seconds["main_alone"].append(span.seconds)
                 elif span.first and share > 0.9:
-                    seconds["beside"].append(span.seconds)
+                    seconds["main_concurrent"].append(span.seconds)
         looks = sum(span.what == "head" for span in spans)
-        seconds["turn"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / looks)
+        seconds["scheduling"].append(max(over.seconds - sum(of_main(spans).values()), 0.0) / looks)
         found[candidates] = seconds
     return found
 
@@ -100,19 +100,19 @@ def process_rows(rows: list[dict[str, Any]], calls: Mapping[str, float], layers:
     `calls` is what passes alone and beside others take besides their layers [s]; of the rest a layer takes its share.
     """
     table: list[dict[str, Any]] = []
-    beside_us: dict[str, float] = {}
+    main_concurrent_us: dict[str, float] = {}
     for part in (*BETWEEN, *LEADING, CALLED):
         for count in rows[0].get(f"{part}_us", ()) if rows else ():
             own = [row for row in rows if count in row[f"{part}_us"]]
             rounds = [row[f"{part}_us"][count] for row in own]
             behind = layers - own[0]["exit_layer"]
             if part in LEADING:
-                run = own[0]["exit_layer"] if part == "alone" else behind
+                run = own[0]["exit_layer"] if part == "main_alone" else behind
                 rounds = [[max(each - 1e6 * calls[part], 1e-3) / run for each in times] for times in rounds]
             if part == CALLED:  # sub-processes run as many layers as the main process does meanwhile
-                rounds = [[max(each - behind * beside_us.get(count, 0.0), 1e-3) for each in times] for times in rounds]
+                rounds = [[max(each - behind * main_concurrent_us.get(count, 0.0), 1e-3) for each in times] for times in rounds]
             times = table_times(rounds, sum(row["repeats"] for row in own))
-            if part == "beside":
-                beside_us[count] = 1e6 * times["time_s"]
+            if part == "main_concurrent":
+                main_concurrent_us[count] = 1e6 * times["time_s"]
             table.append({"part": part, "busy": 0, "processes": int(count)} | times)
     return table

@@ -301,7 +301,7 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
             over = row["rest_us"][1] / 1e6
             # Of the pass as it is: setting marks up takes as long as a look does.
             look = float(whole[1] - layers * layer[1] - over - embedding[1] - head[1])
-            looks.setdefault((busy, batch), []).append(max(min(look, row["look_us"][1] / 1e6), 0.0))
+            looks.setdefault((busy, batch), []).append(max(min(look, row["first_read_us"][1] / 1e6), 0.0))
         negative += over < 0
         rest.setdefault((busy, batch), []).append(max(over, 0.0))
         repeats[busy, batch] = repeats.get((busy, batch), 0) + count
@@ -309,7 +309,7 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
         for (busy, size), times in sorted(found.items()):
             middle = np.median([time for time, _ in times], axis=0)
             table.append({"part": part, "busy": busy, axis: size} | _times(middle, sum(count for _, count in times)))
-    for part, beside in (("step", rest), ("look", looks)):
+    for part, beside in (("step", rest), ("first_read", looks)):
         for (busy, batch), values in sorted(beside.items()):
             middle = np.percentile(values, (25, 50, 75))
             table.append({"part": part, "busy": busy, "batch": batch} | _times(middle, repeats[busy, batch]))
@@ -341,9 +341,9 @@ def _besides(
     found = read_times.part_rows(kinds["reads"], dict(calls), layers) + read_times.after_rows(
         kinds["after"], layers
     )
-    [again] = [row["time_s"] for row in found if row["part"] == "again" and row["busy"] == 0] or [0.0]
+    [again] = [row["time_s"] for row in found if row["part"] == "resumed_step" and row["busy"] == 0] or [0.0]
     embedding = next((row["time_s"] for row in table if row["part"] == "embedding" and row["tokens"] == 1), 0.0)
-    beginning = {"alone": calls.get(0, 0.0) + embedding, "beside": again}
+    beginning = {"main_alone": calls.get(0, 0.0) + embedding, "main_concurrent": again}
     return found + process_times.process_rows(kinds["processes"], beginning, layers)
 
 
@@ -352,7 +352,7 @@ def _add_up(table: list[dict[str, Any]], wholes: Sequence[float], layers: int) -
     times = {(row["part"], row["busy"], *[row[axis] for axis in AXES[row["part"]]]): row["time_s"] for row in table}
     for row, whole in zip(table, wholes, strict=False):
         busy, batch, tokens = row["busy"], row["batch"], row["width"] * row["batch"]
-        others = [("head", busy, tokens), ("embedding", busy, tokens), ("step", busy, batch), ("look", busy, batch)]
+        others = [("head", busy, tokens), ("embedding", busy, tokens), ("step", busy, batch), ("first_read", busy, batch)]
         more = (whole - sum(times.get(each, 0.0) for each in others)) / layers - row["time_s"]
         row.update({name: max(row[name] + more, 1e-9) for name in TIMES})
 

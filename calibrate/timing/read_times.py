@@ -58,7 +58,7 @@ def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
             for turn in range(repeats + WARM_UPS):
                 # Never looked at before but for the head, which is the pass's own.
                 first, second = (_projected(real.forward(held, step)) for _ in range(2))
-                token = 7 if kind in ("chance", "distance") else None
+                token = 7 if kind in ("probability", "distance") else None
                 asked = Read(kind, first, -1, 3 if kind == "top" else 1, token, second if kind == "residual" else None)  # type: ignore[arg-type]
                 if kind == "next":
                     real.read(asked)  # the first look at a pass is in its step, and further ones come right behind each other
@@ -82,7 +82,8 @@ def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
         again, early = _one_by_one(decoder, tokens, repeats)
         forks = _forks(decoder, repeats) if several else {}
     return {
-        "again_us": again, "reads_us": found | early, "rows_us": rows, "tree_us": trees, "beams_us": beams, "fork_us": forks,
+        "resumed_step_us": again, "reads_us": found | early, "kv_rows_us": rows, "tree_us": trees, "beams_us": beams,
+        "fork_us": forks,
         "repeats": repeats,
     }  # fmt: skip
 
@@ -253,7 +254,7 @@ def after(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
         few = () if isinstance(decoder, Graphs) else SHORT  # what a graph takes besides its layers would seem to be theirs
         layers = [*[each for each in few if each < decoder.layers], decoder.layers]
         short = {str(each): _of_few(real, held, context, each, repeats) for each in layers}
-    return {"after_us": one, "wide_us": wide, "short_us": short, "repeats": repeats}
+    return {"after_gap_us": one, "wide_us": wide, "short_us": short, "repeats": repeats}
 
 
 def _after(real: Real, held: ProcessState, context: int, width: int, gap: int, repeats: int) -> list[float]:
@@ -299,8 +300,8 @@ def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
     if not rows:
         return []
     repeats = sum(row["repeats"] for row in rows)
-    once = {gap: table_times([row["after_us"][gap] for row in rows], repeats) for gap in rows[0]["after_us"]}
-    table = [{"part": "after", "busy": 0, "gap": int(gap)} | each for gap, each in once.items()]
+    once = {gap: table_times([row["after_gap_us"][gap] for row in rows], repeats) for gap in rows[0]["after_gap_us"]}
+    table = [{"part": "after_gap", "busy": 0, "gap": int(gap)} | each for gap, each in once.items()]
     own = [row for row in rows if "short_us" in row]
     if own:
         short = {int(few): table_times([row["short_us"][few] for row in own], repeats) for few in own[0]["short_us"]}
@@ -308,11 +309,11 @@ def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
         for few, each in short.items():
             sooner = -round(1e6 * (layers - few) * whole)
             moved = {name: max(once["0"]["time_s"] + layers * (each[name] - whole), 1e-9) for name in ("time_s", "low_s", "high_s")}
-            table.append({"part": "after", "busy": 0, "gap": sooner, "repeats": repeats} | moved)
+            table.append({"part": "after_gap", "busy": 0, "gap": sooner, "repeats": repeats} | moved)
         for place in own[0]["wide_us"]:
             width, gap = map(int, place.split())
             times = table_times([row["wide_us"][place] for row in own], repeats)
-            table.append({"part": "wide_after", "busy": 0, "width": width, "gap": gap} | times)
+            table.append({"part": "wide_after_gap", "busy": 0, "width": width, "gap": gap} | times)
     return table
 
 
@@ -329,8 +330,8 @@ def part_rows(rows: list[dict[str, Any]], steps: dict[int, float], layers: int) 
             table.append(
                 {"part": kind, "busy": busy, "positions": 1} | table_times([row["reads_us"][kind] for row in own], repeats)
             )
-        again = [[max(each, 0.0) for each in row["again_us"]] for row in own]  # what noise makes negative is nothing
-        table.append({"part": "again", "busy": busy, "batch": 1} | table_times(again, repeats))
+        again = [[max(each, 0.0) for each in row["resumed_step_us"]] for row in own]  # what noise makes negative is nothing
+        table.append({"part": "resumed_step", "busy": busy, "batch": 1} | table_times(again, repeats))
         for count in own[0].get("fork_us", ()):
             rounds = [row["fork_us"][count] for row in own]
             table.append({"part": "fork", "busy": busy, "processes": int(count)} | table_times(rounds, repeats))
@@ -341,8 +342,8 @@ def part_rows(rows: list[dict[str, Any]], steps: dict[int, float], layers: int) 
             count, context = map(int, place.split())
             rounds = [[max(each, 0.0) for each in row["tree_us"][place]] for row in own]
             table.append({"part": "tree", "busy": busy, "width": count, "context": context} | table_times(rounds, repeats))
-        for count in own[0]["rows_us"]:
+        for count in own[0]["kv_rows_us"]:
             call = steps.get(busy, 0.0) / max(layers - 1, 1) * 1e6
-            times = [[max(each - call, 1e-3) for each in row["rows_us"][count]] for row in own]
-            table.append({"part": "rows", "busy": busy, "tokens": int(count)} | table_times(times, repeats))
+            times = [[max(each - call, 1e-3) for each in row["kv_rows_us"][count]] for row in own]
+            table.append({"part": "kv_rows", "busy": busy, "tokens": int(count)} | table_times(times, repeats))
     return table

@@ -181,7 +181,7 @@ def _called(
     rest = call - layers - np.asarray(parts["embedding", 0])
     marked = np.asarray([each.marked for each in clean]) - np.asarray(parts.get(("aside", 0), 0.0))
     look = marked - call - np.asarray(parts["head", 0])
-    return {name: about(list(values)) for name, values in (("sum_us", layers), ("rest_us", rest), ("look_us", look))}
+    return {name: about(list(values)) for name, values in (("sum_us", layers), ("rest_us", rest), ("first_read_us", look))}
 
 
 class _Repeat(NamedTuple):

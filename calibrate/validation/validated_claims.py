@@ -193,16 +193,19 @@ def attention(made: Mapping[str, Profile], refused: Sequence[str] = (), sources:
 
 
 def composed(
-    operations: Mapping[str, Profile], measured: Iterable[Profile], ways: Sequence[int] = bundled_profiles.WAYS, sources: str = ""
+    operations: Mapping[str, Profile],
+    measured: Iterable[Profile],
+    tensor_parallel: Sequence[int] = bundled_profiles.TENSOR_PARALLEL,
+    sources: str = "",
 ) -> Claim:
     """Layers composed of products against measured ones of the same GPU, by another engine."""
     cases, least = [], np.inf
     whole = [one for one in measured if one.device in operations]
     found = {(one.device, one.model, many): bundled_profiles.differences(operations[one.device], one, (many,),
         most=bundled_profiles.RANGES[-1])
-             for one in whole for many in ways}  # fmt: skip
+             for one in whole for many in tensor_parallel}  # fmt: skip
     for one in whole:
-        for many in ways:
+        for many in tensor_parallel:
             few = _up_to(found[one.device, one.model, many], bundled_profiles.RANGES[0])
             cases.append(
                 _case(f"{one.device} {one.model}{_split(many)}, to {bundled_profiles.RANGES[0]} tokens", few, "tokens", 0.06)
@@ -211,7 +214,7 @@ def composed(
     within, biased = [], []
     for gpu in dict.fromkeys(one.device for one in whole):
         held = [one for one in whole if one.device == gpu and one.model in small_kernels.HELD]
-        for many in ways if held else ():
+        for many in tensor_parallel if held else ():
             together = _together([found[gpu, one.model, many] for one in held])
             for low, most in pairwise((bundled_profiles.RANGES[0], *bundled_profiles.RANGES[1:])):
                 kept = (together.at > low) & (together.at <= most)
@@ -221,9 +224,10 @@ def composed(
         for one in held:
             others = [other for other in whole if other.device == gpu and other.model != one.model]
             stated = replace(
-                operations[gpu], facts={composed_layers.LAYER_ERRORS: bundled_profiles.layer_errors(operations[gpu], others, ways)}
+                operations[gpu],
+                facts={composed_layers.LAYER_ERRORS: bundled_profiles.layer_errors(operations[gpu], others, tensor_parallel)},
             )
-            for many in ways:
+            for many in tensor_parallel:
                 own = found[gpu, one.model, many]
                 within.append(np.abs(own.error) / composed_layers.layer_error(stated, own.at, many))
     fast = max(biased, key=lambda each: abs(each[1])) if biased else ("", 0.0)
@@ -236,15 +240,16 @@ def composed(
         f"Asked are medians of 6 % up to {bundled_profiles.RANGES[0]} tokens and of 21 % beyond.",
         f"Beyond {bundled_profiles.RANGES[0]} tokens composed layers are too fast nearly everywhere, most on the {fast[0]}: "
         f"{_sign(fast[1])} in the median. What is left are products: kernels of 2025 against those of 2023, whose steps between "
-        "256 and 1,024 tokens are larger; weights far larger than any cache differ as much. What a profile states is by ways and "
+        "256 and 1,024 tokens are larger; weights far larger than any cache differ as much. What a profile states is by"
+        " tensor_parallel and "
         f"tokens: of layers of a model that it was not taken from {shares[0]:.0%} are within it, {shares[1]:.0%} within twice as "
         f"much. A layer takes as little as {least * 1e6:.0f} us where it is split most.",
         tuple(cases), sources,
     )  # fmt: skip
 
 
-def _split(ways: int) -> str:
-    return f", split {ways} ways" if ways > 1 else ""
+def _split(tensor_parallel: int) -> str:
+    return f", split {tensor_parallel} ways" if tensor_parallel > 1 else ""
 
 
 def between(held: Sequence[small_kernels.Between], sources: str = "") -> Claim:
@@ -276,11 +281,11 @@ def beyond(measured: Iterable[Profile], sources: str = "") -> Claim:
             found, said = [], []
             for one in whole:
                 cut = replace(one, table=one.table.filter((one.table["part"] != "dense") | (one.table["tokens"] <= last)))
-                for ways in one.ways:
-                    rows = one.rows("dense", ways)
+                for tensor_parallel in one.tensor_parallel:
+                    rows = one.rows("dense", tensor_parallel)
                     rows = rows.filter((rows["tokens"] > low * last) & (rows["tokens"] <= most * last))
                     at, seconds = (rows[name].to_numpy().astype(np.float64) for name in ("tokens", "time_s"))
-                    guess = ProfileCosts(cut, ways=ways).part("dense", at)
+                    guess = ProfileCosts(cut, tensor_parallel=tensor_parallel).part("dense", at)
                     assert guess is not None
                     found.append(LeaveOneOutErrors(at, guess.seconds / seconds - 1))
                     said.append(guess.error)
@@ -303,8 +308,8 @@ def ordered(measured: Iterable[Profile], sources: str = "") -> Claim:
     for one in measured:
         after = isotonic.profile(one)
         found = []
-        for ways in one.ways:
-            rows, moved = (each.rows("dense", ways) for each in (one, after))
+        for tensor_parallel in one.tensor_parallel:
+            rows, moved = (each.rows("dense", tensor_parallel) for each in (one, after))
             at = rows["tokens"].to_numpy().astype(np.float64)
             found.append(LeaveOneOutErrors(at, moved["time_s"].to_numpy() / rows["time_s"].to_numpy() - 1))
         cases.append(_case(f"{one.device} {one.model}", _together(found), "tokens"))
@@ -429,12 +434,17 @@ def _engines(made: Mapping[str, Profile]) -> list[PredictionErrors]:
 def _reductions(root: Path, gpu: str, table: Profile) -> list[PredictionErrors]:
     rows, _, _ = vidur.links(root / "vidur/network" / bundled_profiles.NETWORKS[gpu])
     found = []
-    for ways in sorted({row["ways"] for row in rows if row["part"] == "all_reduce"}):
-        own = table.rows("all_reduce", ways)
+    for tensor_parallel in sorted({row["tensor_parallel"] for row in rows if row["part"] == "all_reduce"}):
+        own = table.rows("all_reduce", tensor_parallel)
         if not own.height:
             continue
-        sizes = np.array([row["size"] for row in rows if row["part"] == "all_reduce" and row["ways"] == ways], dtype=np.float64)
-        times = np.array([row["time_s"] for row in rows if row["part"] == "all_reduce" and row["ways"] == ways])
+        sizes = np.array(
+            [row["size"] for row in rows if row["part"] == "all_reduce" and row["tensor_parallel"] == tensor_parallel],
+            dtype=np.float64,
+        )
+        times = np.array(
+            [row["time_s"] for row in rows if row["part"] == "all_reduce" and row["tensor_parallel"] == tensor_parallel]
+        )
         kept = (sizes >= float(own["size"].to_numpy().min())) & (sizes <= float(own["size"].to_numpy().max()))
         known = Surface({"size": own["size"].to_numpy()}, own["time_s"].to_numpy())
         found.append(LeaveOneOutErrors(sizes[kept], known(sizes[kept]).seconds / times[kept] - 1))

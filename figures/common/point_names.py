@@ -18,10 +18,10 @@ SPLIT = "tensor parallelism"
 CHOICES = {
     "policy": "{}", "estimator": "by {} tokens", "reading": "{}", "rule": "{}", "arrangement": "{}", "form": "{} form",
     "variant": "variant {}", "measure": "{}", "fill": "{}", "placement": "draft {}", "sampled": "sampled", "beams": "{} beams",
-    "candidates": "k = {}", "batched": "candidates batched", "draft_length": "γ = {}", "max_draft_length": "γ up to {}",
-    "maximum_draft": "drafts up to {}", "max_layers": "{} layers at first", "min_layers": "{} at last", "warm_up": "{} to warm up",
+    "candidates": "k = {}", "batched": "candidates batched", "draft_length": "γ = {}", "max_draft_length": "drafts up to {}",
+    "max_layers": "{} layers at first", "min_layers": "{} at last", "warm_up": "{} to warm up",
     "power": "power {:g}", "rounding": "rounded {}", "exit_layer": "exit layer {}", "layers": "{} layers",
-    "draft_layers": "draft of {} layers", "ways": "TP {}", "tensor_parallel": "TP {}", "units": "{} units",
+    "draft_layers": "draft of {} layers", "tensor_parallel": "TP {}", "units": "{} units",
     "sequences": "batch of {}", "batching": "{}", "batch": "batch of {}",
 }  # fmt: skip
 """What a method's parameters are called, in the order in which they tell points apart."""
@@ -44,7 +44,7 @@ MAIN = (
 COMMON = (*MAIN, "variant", "sequences", "batching", "tokens", "cost_ratio")
 """What is said of all points of a figure at once."""
 _USUAL: dict[str, Any] = {
-    "sequences": 1, "batch": 1, "ways": 1, "tensor_parallel": 1, "units": 1, "placement": "together", "power": 1.0,
+    "sequences": 1, "batch": 1, "tensor_parallel": 1, "units": 1, "placement": "colocated", "power": 1.0,
     "estimator": "unbiased",
 }  # fmt: skip
 
@@ -90,7 +90,7 @@ def words(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 def method(row: Mapping[str, Any]) -> str:
     """The name of a row's method; of plain decoding on several devices that it is split."""
-    split = row["method"] == registry.PLAIN and (row.get("ways") or row.get("tensor_parallel") or 1) > 1
+    split = row["method"] == registry.PLAIN and (row.get("tensor_parallel") or 1) > 1
     return SPLIT if split else registry.label(str(row["method"]))
 
 

@@ -15,7 +15,7 @@ WORDS = {"layer": "layers", "dense": "products", "attention": "attention"}
 _COMPOSED = re.compile(r"attention split ([\d, ]+) ways: (composed [^(]*)")
 
 
-def of_part(profile: Profile, part: str, ways: int = 1) -> str:
+def of_part(profile: Profile, part: str, tensor_parallel: int = 1) -> str:
     """How the times of one part came about: `measured`, or `composed` of what, and what is assumed of them.
 
     >>> from model.hardware import profile_files
@@ -31,30 +31,30 @@ def of_part(profile: Profile, part: str, ways: int = 1) -> str:
         return "measured"
     for note in profile.notes:
         found = _COMPOSED.match(note)
-        if found and part == "attention" and str(ways) in found[1].split(", "):
+        if found and part == "attention" and str(tensor_parallel) in found[1].split(", "):
             return found[2].strip()
     return "measured" if part == "attention" else "composed of operations"
 
 
-def is_measured(profile: Profile, part: str, ways: int = 1) -> bool:
+def is_measured(profile: Profile, part: str, tensor_parallel: int = 1) -> bool:
     """Whether the rows of a part were measured as they stand."""
-    return of_part(profile, part, ways) == "measured"
+    return of_part(profile, part, tensor_parallel) == "measured"
 
 
-def parts_said(profile: Profile, ways: int = 1) -> str:
+def parts_said(profile: Profile, tensor_parallel: int = 1) -> str:
     """The parts of a layer, each with how its times came about; one word where all came about alike.
 
     >>> from model.hardware import profile_files
     >>> parts_said(profile_files.load("h100-llama-2-7b")), parts_said(profile_files.load("rtx-4090-llama-3.1-8b"))
     ('products measured, attention composed of operations', 'measured')
     """
-    found = {part: of_part(profile, part, ways) for part in WORDS if part in profile.parts}
+    found = {part: of_part(profile, part, tensor_parallel) for part in WORDS if part in profile.parts}
     if len({*found.values()}) == 1:
         return next(iter(found.values()))
     return ", ".join(f"{WORDS[part]} {said}" for part, said in found.items())
 
 
-def beyond(profile: Profile, ways: int = 1, *, width: int, context: int, batch: int) -> str:
+def beyond(profile: Profile, tensor_parallel: int = 1, *, width: int, context: int, batch: int) -> str:
     """Which parts of a layer a figure takes farther than the table goes, where the reached share of the peaks is held; or nothing.
 
     >>> from model.hardware import profile_files
@@ -66,7 +66,7 @@ def beyond(profile: Profile, ways: int = 1, *, width: int, context: int, batch: 
     asked = {"width": width, "context": context, "batch": batch, "tokens": width * batch}
     found = []
     for part in WORDS:
-        rows = profile.rows(part, ways) if part in profile.parts else None
+        rows = profile.rows(part, tensor_parallel) if part in profile.parts else None
         if rows is None or not rows.height:
             continue
         # Contexts are counted with the token itself or without: one more or less is no step beyond.
@@ -87,7 +87,7 @@ def under_title(axes: Axes, title: str, said: str, also: str = "") -> None:
 def of_hardware(hardware: Hardware) -> str:
     """What a cost model's seconds rest on."""
     if isinstance(hardware, ProfileCosts):
-        return parts_said(hardware.profile, hardware.ways)
+        return parts_said(hardware.profile, hardware.tensor_parallel)
     return hardware.provenance
 
 
@@ -95,4 +95,4 @@ def of_hardware_beyond(hardware: Hardware, *, width: int, context: int, batch: i
     """`beyond` of a cost model, where it is one of a table."""
     if not isinstance(hardware, ProfileCosts):
         return ""
-    return beyond(hardware.profile, hardware.ways, width=width, context=context, batch=batch)
+    return beyond(hardware.profile, hardware.tensor_parallel, width=width, context=context, batch=batch)

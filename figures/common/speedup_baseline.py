@@ -13,20 +13,20 @@ def over_one_device(rows: pl.DataFrame) -> tuple[pl.DataFrame, str]:
 
     Where layers are split and a model is not known to fit one device, the rows are as they are: over the same devices.
 
-    >>> rows = pl.DataFrame({"ways": [1, 4], "speedup": [1.5, 2.0], "compute_per_token": [1.0, 1.2]})
+    >>> rows = pl.DataFrame({"tensor_parallel": [1, 4], "speedup": [1.5, 2.0], "compute_per_token": [1.0, 1.2]})
     >>> over_one_device(rows)[1]
     'plain decoding on the same devices'
     >>> table, baseline = over_one_device(rows.with_columns(speedup_over_one_device=pl.Series([1.5, 6.0])))
     >>> baseline, table["speedup"].to_list(), table["compute_per_token"].round(3).to_list()
     ('plain decoding on one device', [1.5, 6.0], [1.0, 1.6])
     """
-    if "ways" not in rows.columns or rows["ways"].fill_null(1).max() == 1:
+    if "tensor_parallel" not in rows.columns or rows["tensor_parallel"].fill_null(1).max() == 1:
         return rows, ONE
     valued = pl.col("speedup").is_not_null()
     if _NAME not in rows.columns or rows.select((valued & pl.col(_NAME).is_null()).any()).item():
         return rows, SAME
-    # Plain decoding keeps `ways` devices busy: what it computes there, over what it computes on one.
-    factor = pl.col("speedup") / pl.col(_NAME) * pl.col("ways").fill_null(1)
+    # Plain decoding keeps `tensor_parallel` devices busy: what it computes there, over what it computes on one.
+    factor = pl.col("speedup") / pl.col(_NAME) * pl.col("tensor_parallel").fill_null(1)
     ends = ("", "_low", "_high", "_input_low", "_input_high")
     compute = [pl.col(f"compute_per_token{end}") * factor for end in ends[:3] if f"compute_per_token{end}" in rows.columns]
     speeds = [pl.col(f"{_NAME}{end}").alias(f"speedup{end}") for end in ends if f"{_NAME}{end}" in rows.columns]

@@ -11,7 +11,7 @@ from model.base import bounded_files
 _MODELS = {"shape": "{}", "draft_shape": "draft {}", "medium_shape": "medium {}"}
 _DEVICES = {"device": "{}", "profile": "profile {}"}
 _MORE = {
-    "dtype": "{}", "ways": "TP {}", "tensor_parallel": "TP {}", "prompt": "prompt of {} tokens", "context": "context of {} tokens",
+    "dtype": "{}", "tensor_parallel": "TP {}", "prompt": "prompt of {} tokens", "context": "context of {} tokens",
     "cost_ratio": "c = {:.3g}",
 }  # fmt: skip
 _METHOD = {"sequences": "batch of {}", "batch": "batch of {}", "batching": "{} batching"}

@@ -55,15 +55,17 @@ def times(hardware: ProfileCosts, contexts: Sequence[int] | Floats, batch: int) 
 def stored(hardware: ProfileCosts, batch: int) -> Stored:
     """The rows of the profile that a layer at this batch is read from without interpolating."""
     part = "attention" if "layer" not in hardware.profile.parts else "layer"
-    rows = hardware.profile.rows(part, hardware.ways)
+    rows = hardware.profile.rows(part, hardware.tensor_parallel)
     rows = rows.filter((rows["width"] == 1) & (rows["batch"] == batch))
     contexts = np.sort(rows["context"].to_numpy().astype(np.float64))
-    if part == "attention" and batch not in hardware.profile.rows("dense", hardware.ways)["tokens"]:
+    if part == "attention" and batch not in hardware.profile.rows("dense", hardware.tensor_parallel)["tokens"]:
         contexts = contexts[:0]
     return Stored(contexts, np.broadcast_to(hardware.layer(1, contexts, batch).seconds, contexts.shape))
 
 
-def draw(profiles: Sequence[Profile], *, batches: Sequence[int] = BATCHES, longest: int = LONGEST, ways: int = 1) -> Figure:
+def draw(
+    profiles: Sequence[Profile], *, batches: Sequence[int] = BATCHES, longest: int = LONGEST, tensor_parallel: int = 1
+) -> Figure:
     """A panel for each profile, a curve for each batch: the whole layer, dashed its products, and between them its attention.
 
     Points are rows of the table: filled where both parts were measured, hollow where one was composed.
@@ -75,7 +77,7 @@ def draw(profiles: Sequence[Profile], *, batches: Sequence[int] = BATCHES, longe
     for batch in batches:
         checks.whole("batch", batch, 1)
     checks.whole("longest", longest, 256, checks.MAX_TOKENS)
-    models = [ProfileCosts(each, ways=ways) for each in profiles]
+    models = [ProfileCosts(each, tensor_parallel=tensor_parallel) for each in profiles]
     with house():
         figure, panels = side_by_side(len(profiles), 5.3, 0.105, 0.655, 1.75)
         width = figure.get_figwidth()
@@ -84,7 +86,7 @@ def draw(profiles: Sequence[Profile], *, batches: Sequence[int] = BATCHES, longe
         panels[0].set_ylabel("time of one layer [µs]")
         title = "What one layer takes, and its attention's part of that"
         figure.text(0.1 / width, 0.95, title, fontsize=13, weight="bold", va="center")
-        split = "" if ways == 1 else f", layers split {ways} ways (GEMMs include their reductions)"
+        split = "" if tensor_parallel == 1 else f", layers split {tensor_parallel} ways (GEMMs include their reductions)"
         figure.text(0.1 / width, 0.9, f"one new token of each sequence{split}", fontsize=9.5, color=GREY, va="center")
         _legend(figure, width)
     return figure
@@ -93,7 +95,7 @@ def draw(profiles: Sequence[Profile], *, batches: Sequence[int] = BATCHES, longe
 def _panel(axes: Axes, hardware: ProfileCosts, batches: Sequence[int], longest: int) -> None:
     profile = hardware.profile
     parts = ("layer",) if "layer" in profile.parts else ("dense", "attention")
-    measured = all(is_measured(profile, part, hardware.ways) for part in parts)
+    measured = all(is_measured(profile, part, hardware.tensor_parallel) for part in parts)
     contexts = np.unique(np.geomspace(128, longest, 120).round())
     ends = []
     for batch, look in zip(batches, looks(len(batches)), strict=True):
@@ -120,8 +122,8 @@ def _panel(axes: Axes, hardware: ProfileCosts, batches: Sequence[int], longest: 
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel("context [cached positions per sequence]")
-    past = beyond(profile, hardware.ways, width=1, context=longest, batch=max(batches))
-    under_title(axes, profile.name, parts_said(profile, hardware.ways), past)
+    past = beyond(profile, hardware.tensor_parallel, width=1, context=longest, batch=max(batches))
+    under_title(axes, profile.name, parts_said(profile, hardware.tensor_parallel), past)
     at_right(axes, ends)
 
 

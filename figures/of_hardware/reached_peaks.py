@@ -57,16 +57,16 @@ def products_work(part: Shape, tokens: ArrayLike) -> tuple[Floats, Floats]:
     return np.asarray(work), np.asarray(size * part.bytes_each)
 
 
-def points(profile: Profile, ways: int = 1) -> Points:
+def points(profile: Profile, tensor_parallel: int = 1) -> Points:
     """The stored times of a layer's products, at widths that are powers of two; or of layers as wholes, of one text at its least
     context."""
-    part = shape_of(profile).shard(ways)
+    part = shape_of(profile).shard(tensor_parallel)
     if "dense" in profile.parts:
-        rows = profile.rows("dense", ways)
+        rows = profile.rows("dense", tensor_parallel)
         width, seconds = rows["tokens"].to_numpy().astype(np.float64), rows["time_s"].to_numpy()
         work, size = products_work(part, width)
     else:
-        rows = profile.rows("layer", ways)
+        rows = profile.rows("layer", tensor_parallel)
         rows = rows.filter(rows["batch"] == rows["batch"].min())
         rows = rows.filter(rows["context"] == rows["context"].min())
         width, seconds = rows["width"].to_numpy().astype(np.float64), rows["time_s"].to_numpy()
@@ -74,15 +74,15 @@ def points(profile: Profile, ways: int = 1) -> Points:
         work = part.layer_flops(*where)
         size = part.layer_weight_bytes + part.layer_kv_bytes(*where)
     if not width.size:
-        known = ", ".join(map(str, profile.ways))
-        raise ParameterError(f"ways must be one of {known}, what profile {profile.name} has, got {ways}")
+        known = ", ".join(map(str, profile.tensor_parallel))
+        raise ParameterError(f"tensor_parallel must be one of {known}, what profile {profile.name} has, got {tensor_parallel}")
     chosen = np.exp2(np.round(np.log2(width))) == width
     chosen = chosen if chosen.any() else np.ones(width.shape, dtype=bool)
     order = np.argsort(width[chosen])
     return Points(*(each[chosen][order] for each in (width, work / size, work / seconds)))
 
 
-def draw(profiles: Sequence[Profile], *, ways: int = 1) -> Figure:
+def draw(profiles: Sequence[Profile], *, tensor_parallel: int = 1) -> Figure:
     """A roof for each device and the stored points of each profile; filled where they were measured, hollow where composed.
 
     Dotted, what the cost model of kind `roofline` says of the same layers, at its assumed efficiencies.
@@ -92,7 +92,7 @@ def draw(profiles: Sequence[Profile], *, ways: int = 1) -> Figure:
     for each in profiles:
         if each.kind != "model":
             raise ParameterError(f"profile {each.name} is one of {each.kind}; a roofline shows layers of a model: take a model's")
-    found = [points(each, ways) for each in profiles]
+    found = [points(each, tensor_parallel) for each in profiles]
     with house():
         figure, axes = canvas(11.2, 5.6, (0.075, 0.11, 0.585, 0.715))
         axes.set_xscale("log")
@@ -110,7 +110,7 @@ def draw(profiles: Sequence[Profile], *, ways: int = 1) -> Figure:
             handles.append(Line2D([], [], color=INK, linestyle=line, linewidth=1.4, label=said))
         texts: list[tuple[float, float, str]] = []
         for profile, stored, look in zip(profiles, found, looks(len(profiles)), strict=True):
-            handles.append(_draw(axes, profile, stored, look, ways))
+            handles.append(_draw(axes, profile, stored, look, tensor_parallel))
             texts += [(x, y, f"{width:g}") for width, x, y in zip(*stored, strict=True) if width in _NAMED]
         if any("dense" in each.parts for each in profiles):
             handles.append(Line2D([], [], color=GREY, label="cost model of kind roofline:\nassumed efficiencies", **_DOTTED))
@@ -123,7 +123,7 @@ def draw(profiles: Sequence[Profile], *, ways: int = 1) -> Figure:
         figure.text(0.02, 0.945, "Throughput that a decoder layer reaches on its device", fontsize=13, weight="bold", va="center")
         apart = all("dense" in each.parts for each in profiles)
         without = "attention left out" if apart else "attention left out where it is told apart"
-        split = "" if ways == 1 else f" split {ways} ways"
+        split = "" if tensor_parallel == 1 else f" split {tensor_parallel} ways"
         told = f"a decoder layer{split} (numbers: tokens in the pass), {without}"
         figure.text(0.02, 0.89, told, fontsize=9.5, color=GREY, va="center")
         figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.675, 0.835), borderaxespad=0, labelspacing=0.7)
@@ -139,15 +139,15 @@ def _told(rate: float) -> str:
     return f"{rate / 1e12:,.0f} TFLOP/s" if rate >= 1e12 else f"{rate / 1e9:,.0f} GFLOP/s"
 
 
-def _draw(axes: Axes, profile: Profile, stored: Points, look: Look, ways: int) -> Line2D:
+def _draw(axes: Axes, profile: Profile, stored: Points, look: Look, tensor_parallel: int) -> Line2D:
     part = "dense" if "dense" in profile.parts else "layer"
-    measured = is_measured(profile, part, ways)
+    measured = is_measured(profile, part, tensor_parallel)
     style: dict[str, Any] = {"linestyle": "none", "marker": look.marker, "markersize": 6.5, "markeredgecolor": look.colour,
                              "markerfacecolor": look.colour if measured else "white", "markeredgewidth": 1.3}  # fmt: skip
     axes.plot(stored.intensity, stored.rate, zorder=3, label=f"points {profile.name}", **style)
     if part == "dense":
-        model = Roofline(shape_of(profile), profile.bandwidth, profile.rate, ways=ways)
+        model = Roofline(shape_of(profile), profile.bandwidth, profile.rate, tensor_parallel=tensor_parallel)
         work, size = products_work(model.part, stored.width)
         reached = work / model.products(stored.width)
         axes.plot(work / size, reached, color=look.colour, zorder=2, label=f"model {profile.name}", **_DOTTED)
-    return Line2D([], [], label=f"{profile.name}:\n{of_part(profile, part, ways)}", **style)
+    return Line2D([], [], label=f"{profile.name}:\n{of_part(profile, part, tensor_parallel)}", **style)

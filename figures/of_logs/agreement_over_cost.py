@@ -37,13 +37,13 @@ MOST_SERIES = 8
 _ALONG = {"bild": ("fallback_threshold",), "early_exit": ("threshold", "exit_layer"), "skipdecode": ("min_layers", "max_layers")}
 """Along what a line of points goes, by method: the first of these that takes several values."""
 _KEYS = {
-    "variant": "{}", "exit_layer": "exit {:g}", "maximum_draft": "drafts to {:g}", "measure": "{}", "fill": "{}",
+    "variant": "{}", "exit_layer": "exit {:g}", "max_draft_length": "drafts to {:g}", "measure": "{}", "fill": "{}",
     "first_check": "from layer {:g}", "rollback_threshold": "rollback {:g}", "fallback_threshold": "fallback {:g}",
     "threshold": "threshold {:g}", "decay": "decay {}", "temperature": "τ = {:g}", "max_layers": "at most {:g} layers",
     "min_layers": "at least {:g} layers", "warm_up": "{:g} first layers", "power": "power {:g}", "heads": "heads {}",
 }  # fmt: skip
 """What tells one series of a method from another, and how it is called."""
-_NEEDED = ("method", "agreement", "log_likelihood", "plain_log_likelihood", "texts", "tokens")
+_NEEDED = ("method", "agreement", "log_likelihood", "plain_log_likelihood", "sequences", "tokens")
 
 
 class Series(NamedTuple):
@@ -135,7 +135,7 @@ def _told(table: pl.DataFrame, quality: str) -> str:
     under = "" if quality == "agreement" else " under the target"
     known = quality == "agreement" and table["agreement_low"].cast(pl.Float64).drop_nulls().drop_nans().len()
     bars = "; bars: 95 % between sequences" if known else ""
-    return f"{name}{first['texts']} texts for each point (measured{under}); dotted: the target's own text{bars}"
+    return f"{name}{first['sequences']} texts for each point (measured{under}); dotted: the target's own text{bars}"
 
 
 def _curve(axes: Axes, each: Series, x: str, quality: str, look: Look) -> None:

@@ -19,7 +19,8 @@ MOST_CHOICES, MOST_RATES = 4, 6
 _NEEDED = ("method", "view", "fallback_rate", "rollback_rate", "speedup")
 _BOUNDS = ("speedup_low", "speedup_high")
 _CHOICES = {
-    "variant": "variant {}", "exit_layer": "exit layer {}", "placement": "small model {}", "maximum_draft": "drafts of at most {}",
+    "variant": "variant {}", "exit_layer": "exit layer {}", "placement": "small model {}",
+    "max_draft_length": "drafts of at most {}",
     "layers": "{} layers", "draft_layers": "small model of {} layers", "cost_ratio": "c = {:.3g}", "tokens": "{} tokens",
 }  # fmt: skip
 """All that tells choices apart but the rates."""
@@ -91,7 +92,7 @@ def _choices(table: pl.DataFrame) -> list[pl.DataFrame]:
 def _told(part: pl.DataFrame) -> str:
     row = part.row(0, named=True)
     keys = ("exit_layer",) if row["exit_layer"] is not None else ("variant", "draft_layers", "cost_ratio", "placement")
-    words = [_CHOICES[key].format(row[key]) for key in (*keys, "maximum_draft") if row[key] not in (None, "together")]
+    words = [_CHOICES[key].format(row[key]) for key in (*keys, "max_draft_length") if row[key] not in (None, "colocated")]
     return ", ".join(words)
 
 

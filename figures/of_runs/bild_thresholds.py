@@ -30,11 +30,12 @@ _LOOKS = {
     NO_FALLBACK: Look(COLOURS[2], MARKERS[2], LINES[3]),
 }  # fmt: skip
 _NEEDED = (
-    "name", "source", "cost_source", "variant", "policy", "fallback_threshold", "rollback_threshold", "maximum_draft", "cost_ratio",
+    "name", "source", "cost_source", "variant", "policy", "fallback_threshold", "rollback_threshold", "max_draft_length",
+    "cost_ratio",
     "latency", "agreement",
 )  # fmt: skip
 _RECORDS = {
-    "outcomes_source": "record", "variant": "variant", "exit_layer": "exit layer", "maximum_draft": "drafts to",
+    "outcomes_source": "record", "variant": "variant", "exit_layer": "exit layer", "max_draft_length": "drafts to",
     "placement": "placed", "draft_layers": "draft layers", "cost_ratio": "c", "tokens": "tokens",
 }  # fmt: skip
 """What makes a run's points those of another record: all but the thresholds."""
@@ -51,7 +52,7 @@ def of_run(rows: pl.DataFrame, cost_source: str = "as [cost] says") -> pl.DataFr
     Times are those of a text of so many tokens, by the first view there is. A fallback threshold of 0 is no fallback, an infinite
     rollback threshold no rollback. What the small model alone would write, no row says. Empty where no row has both thresholds.
     """
-    needed = ("method", "fallback_threshold", "rollback_threshold", "agreement", "normalized_latency", "view")
+    needed = ("method", "fallback_threshold", "rollback_threshold", "agreement", "relative_latency", "view")
     if any(name not in rows.columns for name in needed):
         return pl.DataFrame()
     own = rows.filter(method="bild").drop_nulls(needed)
@@ -65,10 +66,10 @@ def of_run(rows: pl.DataFrame, cost_source: str = "as [cost] says") -> pl.DataFr
     words = [pl.lit(f"{_RECORDS[name]} ") + pl.col(name).cast(pl.String).fill_null("-") for name in telling]
     alone = {"policy": LARGE, "latency": 1.0, "agreement": 1.0}
     own = own.select(
-        "fallback_threshold", "rollback_threshold", "maximum_draft", "fallback_rate", "rollback_rate", "variant", "agreement",
+        "fallback_threshold", "rollback_threshold", "max_draft_length", "fallback_rate", "rollback_rate", "variant", "agreement",
         "view", "tokens", "cost_ratio", name=pl.concat_str(words, separator=", ") if telling else pl.lit("record"),
         source="outcomes_source", cost_source=pl.lit(cost_source),
-        policy=policy.otherwise(pl.lit(BOTH)), latency="normalized_latency",
+        policy=policy.otherwise(pl.lit(BOTH)), latency="relative_latency",
     )  # fmt: skip
     kept = ("name", "source", "cost_source", "variant", "view", "tokens", "cost_ratio")
     whole = [part.head(1).select(kept).with_columns(**{key: pl.lit(value) for key, value in alone.items()})
@@ -140,7 +141,7 @@ def _pairs(record: pl.DataFrame) -> pl.DataFrame:
 def _told(record: pl.DataFrame) -> str:
     name, source, cost, variant, ratio = record.select("name", "source", "cost_source", "variant", "cost_ratio").row(0)
     view, tokens = record.select("view", "tokens").row(0)
-    drafts = _pairs(record)["maximum_draft"][0]
+    drafts = _pairs(record)["max_draft_length"][0]
     told = f"{name} ({source}); " + (f"c = {ratio:.3g} ({cost}); " if ratio is not None else "")
     played = f"; {NAMES[view]}, {tokens} tokens" if view is not None else ""
     return f"{told}drafts of at most {drafts}, variant {variant}{played}"
@@ -226,7 +227,7 @@ def _legend(figure: Figure, table: pl.DataFrame, height: float) -> None:
     present = set(table["policy"])
     words = {BOTH: BOTH, NO_ROLLBACK: NO_ROLLBACK}
     if NO_FALLBACK in present:
-        short, long = _ends(table.filter(policy=NO_FALLBACK)["maximum_draft"])
+        short, long = _ends(table.filter(policy=NO_FALLBACK)["max_draft_length"])
         words[NO_FALLBACK] = f"{NO_FALLBACK}: windows of {short:g}" + (f" to {long:g}" if long > short else "")
     handles = [
         Line2D([], [], linestyle="none", marker=marker, markersize=size, color=INK, markeredgecolor="white", label=f"{name} alone")

@@ -22,7 +22,7 @@ from model.methods import registry
 
 MOST_PANELS = 4
 _BOUNDS = ("speedup_input_low", "speedup_input_high")
-_NEEDED = ("point", "view", "method", "speedup", "held_units", "ways")
+_NEEDED = ("point", "view", "method", "speedup", "reserved_units", "tensor_parallel")
 
 
 class _Way(NamedTuple):
@@ -43,10 +43,12 @@ def _table(rows: pl.DataFrame) -> tuple[str | None, pl.DataFrame]:
     """The column of devices and the rows of all but plain decoding on one, over which they are; none where that is not known."""
     column = device_column(rows)
     missing = [pl.lit(None, dtype=pl.Float64).alias(name) for name in _BOUNDS if name not in rows.columns]
-    table = most_exact(rows.with_columns(missing)).filter(pl.col("held_units").is_not_null(), pl.col("ways").is_not_null())
+    table = most_exact(rows.with_columns(missing)).filter(
+        pl.col("reserved_units").is_not_null(), pl.col("tensor_parallel").is_not_null()
+    )
     table, baseline = over_one_device(table)
     table = table if baseline == ONE else table.clear()
-    return column, table.filter(~((pl.col("method") == registry.PLAIN) & (pl.col("ways") == 1)))
+    return column, table.filter(~((pl.col("method") == registry.PLAIN) & (pl.col("tensor_parallel") == 1)))
 
 
 def fits(rows: pl.DataFrame) -> bool:
@@ -54,15 +56,15 @@ def fits(rows: pl.DataFrame) -> bool:
 
     The model must fit one device: speed-ups here are over plain decoding on one.
     """
-    if not all(name in rows.columns for name in _NEEDED) or not rows["ways"].count():
+    if not all(name in rows.columns for name in _NEEDED) or not rows["tensor_parallel"].count():
         return False
     column, table = _table(rows)
     panels = 1 if column is None else table[column].n_unique()
     split = table.filter(pl.col("method") == registry.PLAIN)
-    rival = table.filter(pl.col("method") != registry.PLAIN, pl.col("ways") == 1, pl.col("held_units") > 1)
-    keys = ["method", "ways", "held_units", *([column] if column else [])]
+    rival = table.filter(pl.col("method") != registry.PLAIN, pl.col("tensor_parallel") == 1, pl.col("reserved_units") > 1)
+    keys = ["method", "tensor_parallel", "reserved_units", *([column] if column else [])]
     return (
-        0 < panels <= MOST_PANELS and bool({*split["held_units"]} & {*rival["held_units"]})
+        0 < panels <= MOST_PANELS and bool({*split["reserved_units"]} & {*rival["reserved_units"]})
         and not table.select(keys).is_duplicated().any()
     )  # fmt: skip
 
@@ -75,18 +77,19 @@ def draw(rows: pl.DataFrame) -> Figure:
     demand(rows, "the figure of devices held", _NEEDED)
     if not fits(rows):
         raise ParameterError(
-            "the figure of devices held needs rows of autoregressive with ways above 1, and of another method on as many devices,"
+            "the figure of devices held needs rows of autoregressive with tensor_parallel above 1, and of another method on as"
+            " many devices,"
             f" each once for at most {MOST_PANELS} devices, of a model that fits one; take those of `sim run"
             " ppd-against-tensor-parallel`"
         )
     column, table = _table(rows)
     names = ["" if column is None else each for each in ([""] if column is None else table[column].unique(maintain_order=True))]
     parts = [table if column is None else table.filter(pl.col(column) == name) for name in names]
-    ways = [_Way(*key) for key in dict.fromkeys((row["method"], row["ways"] > 1) for row in table.iter_rows(named=True))]
+    ways = [_Way(*key) for key in dict.fromkeys((row["method"], row["tensor_parallel"] > 1) for row in table.iter_rows(named=True))]
     with house():
         figure, panels = side_by_side(len(parts), 5.3, 0.1, 0.685, 0.35)
         width = figure.get_figwidth()
-        most = max(2.0, float(table["held_units"].max()))  # type: ignore[arg-type]
+        most = max(2.0, float(table["reserved_units"].max()))  # type: ignore[arg-type]
         top = 1.08 * float(table.select(pl.max_horizontal("speedup", _BOUNDS[1]).max()).item())
         for axes, name, part in zip(panels, names, parts, strict=True):
             _panel(axes, part, ways, most, top)
@@ -104,11 +107,13 @@ def draw(rows: pl.DataFrame) -> Figure:
 def _headline(table: pl.DataFrame, column: str | None) -> str:
     """How much faster shares are than replicas at the most devices that both are known of: the range over devices."""
     split = table.filter(pl.col("method") == registry.PLAIN)
-    rival = table.filter(pl.col("method") != registry.PLAIN, pl.col("ways") == 1)
-    held = max({*split["held_units"]} & {*rival["held_units"]})
-    keys = ["held_units", *([column] if column else [])]
+    rival = table.filter(pl.col("method") != registry.PLAIN, pl.col("tensor_parallel") == 1)
+    held = max({*split["reserved_units"]} & {*rival["reserved_units"]})
+    keys = ["reserved_units", *([column] if column else [])]
     best = rival.group_by(keys, maintain_order=True).agg(pl.col("speedup").max().alias("rival"))
-    ratios = split.join(best, on=keys).filter(pl.col("held_units") == held).select(pl.col("speedup") / pl.col("rival")).to_series()
+    ratios = (
+        split.join(best, on=keys).filter(pl.col("reserved_units") == held).select(pl.col("speedup") / pl.col("rival")).to_series()
+    )
     low, high = (f"{float(each):.2f}" for each in (ratios.min(), ratios.max()))  # type: ignore[arg-type]
     said = low if low == high else f"{low} to {high}"
     return f"On {held:g} devices, split layers are {said} times as fast as replicas"
@@ -121,9 +126,9 @@ def _panel(axes: Axes, table: pl.DataFrame, ways: Sequence[_Way], most: float, t
     axes.plot([1, even], [1, even], color=GREY, linewidth=1.0, linestyle=(0, (4, 2)), zorder=1.5, label="even")
     axes.plot([1], [1], linestyle="none", marker="*", markersize=13, color=INK, zorder=3, label="one device")
     for index, (way, look) in enumerate(zip(ways, looks(len(ways)), strict=True)):
-        own = table.filter(pl.col("method") == way.method, (pl.col("ways") > 1) == way.split).sort("held_units")
+        own = table.filter(pl.col("method") == way.method, (pl.col("tensor_parallel") > 1) == way.split).sort("reserved_units")
         aside = 0.05 * (index - (len(ways) - 1) / 2)  # bars at one place would hide each other
-        at = (own["held_units"] + aside).to_list()
+        at = (own["reserved_units"] + aside).to_list()
         known = own.with_columns(pl.Series("at", at)).drop_nulls(_BOUNDS)
         low, high = (known[bound] for bound in _BOUNDS)
         axes.vlines(known["at"], low, high, colors=look.colour, linewidth=1.4, label=f"inputs {way.name}")

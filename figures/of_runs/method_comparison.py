@@ -20,8 +20,8 @@ from model.base import checks
 from model.methods import registry
 
 AXES = {
-    "held_units": "units reserved",
-    "mean_units": "mean busy units",
+    "reserved_units": "units reserved",
+    "mean_busy_units": "mean busy units",
     "compute_per_token": "unit-time per token, relative to plain decoding",
 }
 _Y = "speedup"
@@ -94,12 +94,12 @@ def _table(rows: pl.DataFrame) -> _Table:
     order = pl.col("view").replace_strict({view: index for index, view in enumerate(VIEWS)}, return_dtype=pl.Int8)
     table = table.drop_nulls([_Y]).sort("point", order).unique("point", keep="last", maintain_order=True)
     table, baseline = over_one_device(table)
-    split = (pl.col("ways") if "ways" in table.columns else pl.lit(1)).fill_null(1)
+    split = (pl.col("tensor_parallel") if "tensor_parallel" in table.columns else pl.lit(1)).fill_null(1)
     if baseline != ONE:  # in units of as many devices as layers are split over, of which plain decoding has one
-        names = [name for name in table.columns if name == "held_units" or name.startswith("mean_units")]
+        names = [name for name in table.columns if name == "reserved_units" or name.startswith("mean_busy_units")]
         table = table.with_columns(pl.col(name) / split for name in names).filter(pl.col("method") != registry.PLAIN)
     table = table.filter((pl.col("method") != registry.PLAIN) | (split > 1))  # plain decoding on one unit is the star
-    over = baseline if "ways" in table.columns and table["ways"].count() else "plain decoding"
+    over = baseline if "tensor_parallel" in table.columns and table["tensor_parallel"].count() else "plain decoding"
     keys = [name for name in point_names.telling(table) if name in point_names.CHOICES]
     # What was swept: columns that vary where the choice is the same.
     group = ["method", *keys]

@@ -36,7 +36,7 @@ _MAIN = {name: point_names.WORDS[name] for name in (*point_names.MAIN[1:], "mean
 _MORE = {
     name: (point_names.WORDS | {"occupancy": "{:.0%} of it filled"})[name] for name in (
         "form", "variant", "placement", "measure", "fill", "sequences", "batching", "occupancy", "fallback_threshold",
-        "rollback_threshold", "maximum_draft", "warm_up", "power", "cost_ratio", "data_set", "units", "tokens",
+        "rollback_threshold", "max_draft_length", "warm_up", "power", "cost_ratio", "data_set", "units", "tokens",
     )
 }  # fmt: skip
 _SIDE, _WIDE, _BAR, _HEAD, _FOOT = 4.1, 2.45, 0.34, 1.45, 0.55  # inches

@@ -24,7 +24,7 @@ _TOLD = {
     )
 }  # fmt: skip
 _BOUNDS = ("speedup_input_low", "speedup_input_high")
-_NEEDED = ("point", "view", "method", "speedup", "held_units", "ways")
+_NEEDED = ("point", "view", "method", "speedup", "reserved_units", "tensor_parallel")
 
 
 def device_column(rows: pl.DataFrame) -> str | None:
@@ -43,12 +43,12 @@ def most_exact(rows: pl.DataFrame) -> pl.DataFrame:
 
 def choice(row: Mapping[str, Any], varied: set[str]) -> str:
     """A method with what tells it from its likes, and how many devices it holds."""
-    held = int(row["held_units"])
+    held = int(row["reserved_units"])
     devices = f"{held} device{'s' if held > 1 else ''}"
-    if row["method"] == registry.PLAIN and row["ways"] > 1:
+    if row["method"] == registry.PLAIN and row["tensor_parallel"] > 1:
         return f"tensor parallelism, {devices}"
     words = [said.format(row[key]) for key, said in _TOLD.items() if key in varied and row.get(key) is not None]
-    split = [f"layers split {row['ways']} ways"] if row["ways"] > 1 else []
+    split = [f"layers split {row['tensor_parallel']} ways"] if row["tensor_parallel"] > 1 else []
     return ", ".join([registry.label(row["method"]), *words, *split, devices])
 
 
@@ -62,7 +62,7 @@ def chosen(rows: pl.DataFrame) -> tuple[str, pl.DataFrame, str] | None:
     varied = {"candidates", "draft_length"} | {key for key in _TOLD if key in table.columns and _varies(table, key)}
     names = [choice(row, varied) for row in table.iter_rows(named=True)]
     table = table.with_columns(pl.Series("choice", names, dtype=pl.String))
-    itself = (pl.col("ways") == 1) if baseline == ONE else pl.lit(True)  # plain decoding compared with itself
+    itself = (pl.col("tensor_parallel") == 1) if baseline == ONE else pl.lit(True)  # plain decoding compared with itself
     whole = table.filter(~((pl.col("method") == registry.PLAIN) & itself))
     alike = whole.select("choice", column).is_duplicated().any()
     few = 0 < whole["choice"].n_unique() <= MOST_CHOICES

@@ -27,10 +27,10 @@ from model.published.ppd_tables import TOKENS
 Floats = NDArray[np.float64]
 
 AXES = {
-    "mean_units": "mean busy units",
+    "mean_busy_units": "mean busy units",
     "compute_per_token": "unit-time per token, relative to plain decoding",
 }
-_Y = "normalized_latency"
+_Y = "relative_latency"
 _KEYS = {
     "method": "{}",
     "form": "{} form",
@@ -55,8 +55,9 @@ class _MethodCurve:
     look: Look
 
 
-def draw(rows: pl.DataFrame, x: str = "mean_units") -> Figure:
-    """Normalised latency per token over average busy units (`x="mean_units"`) or over compute per token (`"compute_per_token"`).
+def draw(rows: pl.DataFrame, x: str = "mean_busy_units") -> Figure:
+    """Normalised latency per token over average busy units (`x="mean_busy_units"`) or over compute per token
+    (`"compute_per_token"`).
 
     `rows` is a results table: one row per point and view. A curve is drawn for every choice of Predictive Pipelined Decoding, for
     match rates from 0 to 1 and without overheads; a point with overheads, or short of units, lies off its curve.
@@ -74,7 +75,7 @@ def draw(rows: pl.DataFrame, x: str = "mean_units") -> Figure:
         figure, axes = canvas(9.6, 5.8, (0.075, 0.11, 0.62, 0.75))
         axes.grid(True)
         axes.set_xlabel(AXES[x])
-        title = "Latency against busy units" if x == "mean_units" else "Latency against unit-time"
+        title = "Latency against busy units" if x == "mean_busy_units" else "Latency against unit-time"
         figure.text(0.075, 0.935, title, fontsize=13, weight="bold")
         figure.text(0.075, 0.9, _constants(table), fontsize=9.5, color=GREY)
         axes.plot([1], [1], linestyle="none", marker="*", markersize=11, color=INK, label="plain decoding", zorder=4)
@@ -88,7 +89,7 @@ def draw(rows: pl.DataFrame, x: str = "mean_units") -> Figure:
             lines += ends(axes, [one.curve for one in series if one.curve is not None])
         left_out = place(axes, _labels(table, x, axes), lines)
         _legends(figure, series, table, x)
-        notes = [_caption_note(table)] if x == "mean_units" else []
+        notes = [_caption_note(table)] if x == "mean_busy_units" else []
         if left_out:
             notes.append(f"{left_out} labels omitted.")
         text = "\n\n".join(textwrap.fill(note, 42) for note in notes if note)
@@ -125,14 +126,14 @@ def _curve(choice: Mapping[str, Any], tokens: Any, x: str) -> tuple[Floats, Floa
         return None
     k = 1 if choice["batched"] else k  # on one unit they are one
     if 2 * exit_at == d:
-        units = ppd.mean_units if x == "mean_units" else ppd.compute_per_token
-        return units(_RATES, k), ppd.normalized_latency(_RATES)
+        units = ppd.mean_busy_units if x == "mean_busy_units" else ppd.compute_per_token
+        return units(_RATES, k), ppd.relative_latency(_RATES)
     if tokens is None or (2 * exit_at < d and form not in ("nested", "flat")):
         return None
     latency = (ppd.flat_latency if form == "flat" else ppd.expected_latency)(d, exit_at, tokens, _RATES)
     compute = {"flat": ppd.flat_compute, "nested": ppd.nested_compute}.get(form, ppd.expected_compute)
     busy = compute(d, exit_at, tokens, _RATES, k)
-    return (busy / latency if x == "mean_units" else busy / (d * tokens)), latency / (d * tokens)
+    return (busy / latency if x == "mean_busy_units" else busy / (d * tokens)), latency / (d * tokens)
 
 
 def _draw(axes: Axes, series: _MethodCurve, x: str) -> None:
@@ -251,8 +252,9 @@ def _caption_note(table: pl.DataFrame) -> str:
     n = TOKENS["squad"]
     latency, compute = float(ppd.expected_latency(d, exit_at, n, p)), float(ppd.expected_compute(d, exit_at, n, p, k))
     return (
-        f"squad trained, k = {k}, p = {p:g}: for many tokens Eq. 3 gives {100 - 100 * float(ppd.normalized_latency(p)):.1f} % less"
-        f" latency and Eq. 5 gives {float(ppd.mean_units(p, k)):.3f} busy units; for the {n} tokens that the rate was measured on"
+        f"squad trained, k = {k}, p = {p:g}: for many tokens Eq. 3 gives {100 - 100 * float(ppd.relative_latency(p)):.1f} % less"
+        f" latency and Eq. 5 gives {float(ppd.mean_busy_units(p, k)):.3f} busy units; for the {n} tokens that the rate was"
+        f" measured on"
         f" Theorem 4.1 gives {100 - 100 * latency / (d * n):.1f} % and E[C]/E[T] = {compute / latency:.4f}. The paper's caption"
         " (34 %, 3.2 times) takes one number from each."
     )

@@ -30,12 +30,21 @@ _LOOKS = {
     "paper": (COLOURS[0], "", "variant paper"),
     "code": (COLOURS[1], "////", "variant code: another pass of the large model after a rollback"),
 }
-_NEEDED = ("variant", "fallback_rate", "rollback_rate", "maximum_draft", "cost_ratio", "operations_ratio", "memory_ratio", *PANELS)
+_NEEDED = (
+    "variant",
+    "fallback_rate",
+    "rollback_rate",
+    "max_draft_length",
+    "cost_ratio",
+    "operations_ratio",
+    "memory_ratio",
+    *PANELS,
+)
 _HALVINGS = 60
 MOST_RATES = 8
 
 
-def fallback_of_intensity(intensity: float, maximum_draft: int, operations_ratio: float, memory_ratio: float) -> float:
+def fallback_of_intensity(intensity: float, max_draft_length: int, operations_ratio: float, memory_ratio: float) -> float:
     """The fallback rate at which the arithmetic intensity is so many times that of the large model alone, in the variant `paper`.
 
     There it does not depend on the rollback rate, and falls as the small model hands over more often.
@@ -43,12 +52,12 @@ def fallback_of_intensity(intensity: float, maximum_draft: int, operations_ratio
     >>> round(fallback_of_intensity(5.0, 10, 0.0625, 0.0625), 3)
     0.11
     """
-    ends = [float(bild.intensity_factor(f, 0.0, maximum_draft, operations_ratio, memory_ratio)) for f in (1.0, 0.0)]
+    ends = [float(bild.intensity_factor(f, 0.0, max_draft_length, operations_ratio, memory_ratio)) for f in (1.0, 0.0)]
     checks.number("intensity", intensity, *ends)
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        above = float(bild.intensity_factor(middle, 0.0, maximum_draft, operations_ratio, memory_ratio)) > intensity
+        above = float(bild.intensity_factor(middle, 0.0, max_draft_length, operations_ratio, memory_ratio)) > intensity
         low, high = (middle, high) if above else (low, middle)
     return (low + high) / 2
 
@@ -57,25 +66,25 @@ def factors(
     fallback_rate: float,
     rollback_rates: Sequence[float],
     *,
-    maximum_draft: int,
+    max_draft_length: int,
     cost_ratio: float,
     operations_ratio: float,
     memory_ratio: float,
 ) -> pl.DataFrame:
     """A row for each rollback rate and variant: `PANELS`, all over those of the large model alone.
 
-    >>> rows = factors(0.11, [0.01], maximum_draft=10, cost_ratio=0.25, operations_ratio=0.0625, memory_ratio=0.0625)
+    >>> rows = factors(0.11, [0.01], max_draft_length=10, cost_ratio=0.25, operations_ratio=0.0625, memory_ratio=0.0625)
     >>> rows.select("variant", pl.col(*PANELS).round(3)).rows()
     [('paper', 1.101, 0.22, 5.003, 2.465), ('code', 1.138, 0.227, 5.021, 2.435)]
     """
     shared = {
-        "fallback_rate": float(fallback_rate), "maximum_draft": maximum_draft, "cost_ratio": float(cost_ratio),
+        "fallback_rate": float(fallback_rate), "max_draft_length": max_draft_length, "cost_ratio": float(cost_ratio),
         "operations_ratio": float(operations_ratio), "memory_ratio": float(memory_ratio),
     }  # fmt: skip
     rows = []
     for rate in rollback_rates:
         for variant in VARIANTS:
-            choice = fallback_rate, rate, maximum_draft
+            choice = fallback_rate, rate, max_draft_length
             found = {
                 "operations_factor": bild.operations_factor(*choice, operations_ratio, variant=variant),
                 "memory_factor": bild.memory_factor(*choice, memory_ratio, variant=variant),
@@ -99,7 +108,7 @@ def draw(rows: pl.DataFrame, *, source: str, stated: Mapping[str, float] | None 
         raise checks.ParameterError(f"rows must have at most {MOST_RATES} rollback rates, got {len(rates)}")
     for name in stated or {}:
         checks.one_of("stated factor", name, PANELS)
-    settings = table.select("fallback_rate", "maximum_draft", "cost_ratio", "operations_ratio", "memory_ratio").unique()
+    settings = table.select("fallback_rate", "max_draft_length", "cost_ratio", "operations_ratio", "memory_ratio").unique()
     if settings.height > 1:
         raise checks.ParameterError(f"rows must be of one fallback rate, one draft and one choice of costs, got {settings.height}")
     with house():
@@ -116,7 +125,7 @@ def draw(rows: pl.DataFrame, *, source: str, stated: Mapping[str, float] | None 
         setting = settings.row(0, named=True)
         told = (
             f"{source}; falls back at {100 * setting['fallback_rate']:.3g} % of its tokens, drafts of at most"
-            f" {setting['maximum_draft']}; the small model takes {setting['operations_ratio']:.3g} of the arithmetic,"
+            f" {setting['max_draft_length']}; the small model takes {setting['operations_ratio']:.3g} of the arithmetic,"
             f" {setting['memory_ratio']:.3g} of the weights, {setting['cost_ratio']:.3g} of the time"
         )
         figure.text(0.02, 0.88, told, fontsize=9.5, color=GREY, va="center")

@@ -80,7 +80,9 @@ def limits(
     if available is None:
         return Limits(pays, None)
     also = (draft.shape,)
-    rooms = [memory(hardware.shape, available, context=each, ways=hardware.ways, also=also) for each in contexts]
+    rooms = [
+        memory(hardware.shape, available, context=each, tensor_parallel=hardware.tensor_parallel, also=also) for each in contexts
+    ]
     fits = [max(int((room.available - room.weights) // room.cache), 0) if room.cache else most for room in rooms]
     return Limits(pays, np.asarray(fits))
 

@@ -22,14 +22,14 @@ _LOOKS = {
 _WIDE, _HIGH, _HEAD, _SIDE = 5.7, 3.0, 0.85, 0.25  # a map with what is around it; what stands above all, and beside [inches]
 
 
-def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence: int, warm_up: int = 1, source: str) -> Figure:
+def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence_length: int, warm_up: int = 1, source: str) -> Figure:
     """A map a schedule, layers over generated tokens; beside it the share of these tokens that goes through each layer.
 
     Halves are rounded up, and the text is the longest. The prompt, which goes through all layers, is not drawn. Two maps stand in a
     row. `source` says where the schedules are from (published or assumed), and stands in the figure.
     """
     check(schedules, layers)
-    bounds = {"layers": layers, "prompt": prompt, "sequence": sequence, "warm_up": warm_up}
+    bounds = {"layers": layers, "prompt": prompt, "sequence_length": sequence_length, "warm_up": warm_up}
     maps = [layers_of(each, **bounds) for each in schedules]
     columns = min(len(schedules), 2)
     lines = -(-len(schedules) // columns)
@@ -47,7 +47,8 @@ def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence: i
             _shares(beside, found)
         title = "Which layers does a generated token go through?"
         figure.text(_SIDE / width, 1 - 0.3 / height, title, fontsize=13, weight="bold", va="center")
-        told = f"SkipDecode, {source}; {layers} layers, prompt {prompt}, sequence of at most {sequence} tokens; halves rounded up"
+        about = f"{layers} layers, prompt {prompt}, sequence of at most {sequence_length} tokens; halves rounded up"
+        told = f"SkipDecode, {source}; {about}"
         figure.text(_SIDE / width, 1 - 0.56 / height, told, fontsize=9.5, color=GREY, va="center")
         shown = np.unique(np.concatenate([found.ravel() for found in maps]))
         handles = [Patch(color=colour, label=words) for kind, (colour, words) in _LOOKS.items() if kind in shown]

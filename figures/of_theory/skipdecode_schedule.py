@@ -39,18 +39,18 @@ SKIPPED, WARM_UP, TOP = range(3)
 """What a layer is to a token."""
 
 
-def layers_of(schedule: Schedule, *, layers: int, prompt: int, sequence: int, warm_up: int = 1) -> Whole:
+def layers_of(schedule: Schedule, *, layers: int, prompt: int, sequence_length: int, warm_up: int = 1) -> Whole:
     """What each layer is to each generated token of the longest text, halves rounded up; shape (layers, generated).
 
-    >>> layers_of(Schedule("", 1, 3), layers=4, prompt=2, sequence=5)
+    >>> layers_of(Schedule("", 1, 3), layers=4, prompt=2, sequence_length=5)
     array([[1, 1, 1],
            [0, 0, 0],
            [2, 0, 0],
            [2, 2, 2]])
     """
-    generated = sequence - prompt
+    generated = sequence_length - prompt
     budgets = exit_layers(
-        schedule.min_layers, schedule.max_layers, prompt, sequence, generated, rounding="half-up", power=schedule.power
+        schedule.min_layers, schedule.max_layers, prompt, sequence_length, generated, rounding="half-up", power=schedule.power
     ).astype(int)
     found = np.full((layers, generated), SKIPPED)
     for token, budget in enumerate(budgets.tolist()):
@@ -66,7 +66,7 @@ def of_run(rows: pl.DataFrame) -> tuple[list[Schedule], dict[str, Any]] | None:
 
     Of several models, prompts, texts or warm-ups those that most points have; halves rounded up, and no more than find room.
     """
-    bounds = ("layers", "prompt", "sequence", "warm_up")
+    bounds = ("layers", "prompt", "sequence_length", "warm_up")
     needed = ("method", "min_layers", "max_layers", "power", "rounding", *bounds)
     if any(name not in rows.columns for name in needed):
         return None
@@ -100,7 +100,7 @@ def check(schedules: Sequence[Schedule], layers: int) -> None:
         checks.whole("max_layers", each.max_layers, 1, layers, "layers")
 
 
-def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence: int, warm_up: int = 1, source: str) -> Figure:
+def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence_length: int, warm_up: int = 1, source: str) -> Figure:
     """Left, layers over the position, a curve a schedule; right, the layers that the first schedule uses at each position.
 
     Halves are rounded up; dashed, the mean of the generated tokens. `source` says where the schedules are from
@@ -110,27 +110,29 @@ def draw(schedules: Sequence[Schedule], *, layers: int, prompt: int, sequence: i
     with house():
         figure, left = canvas(11.6, 4.9, (0.065, 0.12, 0.34, 0.66))
         right = figure.add_axes((0.61, 0.12, 0.33, 0.66))
-        _curves(left, schedules, layers, prompt, sequence)
-        _used(right, schedules[0], layers, prompt, sequence, warm_up)
+        _curves(left, schedules, layers, prompt, sequence_length)
+        _used(right, schedules[0], layers, prompt, sequence_length, warm_up)
         figure.text(0.065, 0.945, "Which layers does a token go through?", fontsize=13, weight="bold", va="center")
-        told = f"SkipDecode, {source}; prompt {prompt}, sequence of at most {sequence} tokens, {layers} layers"
+        told = f"SkipDecode, {source}; prompt {prompt}, sequence of at most {sequence_length} tokens, {layers} layers"
         figure.text(0.065, 0.89, told, fontsize=9.5, color=GREY, va="center")
     return figure
 
 
-def _curves(axes: Axes, schedules: Sequence[Schedule], layers: int, prompt: int, sequence: int) -> None:
+def _curves(axes: Axes, schedules: Sequence[Schedule], layers: int, prompt: int, sequence_length: int) -> None:
     ends = []
     axes.plot([0, prompt], [layers, layers], color=INK, linewidth=1.5, label="prompt")
-    generated = sequence - prompt
+    generated = sequence_length - prompt
     for each, look in zip(schedules, looks(len(schedules)), strict=True):
-        bounds = each.min_layers, each.max_layers, prompt, sequence, generated
+        bounds = each.min_layers, each.max_layers, prompt, sequence_length, generated
         values = exit_layers(*bounds, rounding="half-up", power=each.power)
         mean = mean_layers(*bounds, "half-up", power=each.power)
-        colour, places = look.colour, np.arange(prompt, sequence)
+        colour, places = look.colour, np.arange(prompt, sequence_length)
         axes.step(places, values, where="post", color=colour, linestyle=look.line, linewidth=1.5, label=each.label)
-        axes.plot([prompt, sequence], [mean, mean], color=colour, linewidth=0.9, linestyle=(0, (3, 3)), label=f"mean {each.label}")
+        axes.plot(
+            [prompt, sequence_length], [mean, mean], color=colour, linewidth=0.9, linestyle=(0, (3, 3)), label=f"mean {each.label}"
+        )
         ends.append((float(values[-1]), f"{each.label}: {layers / mean:.2f}× fewer", colour))
-    axes.set_xlim(0, sequence)
+    axes.set_xlim(0, sequence_length)
     axes.set_ylim(0, layers + 0.5)
     axes.grid(True)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -140,11 +142,14 @@ def _curves(axes: Axes, schedules: Sequence[Schedule], layers: int, prompt: int,
     at_right(axes, ends)
 
 
-def _used(axes: Axes, schedule: Schedule, layers: int, prompt: int, sequence: int, warm_up: int) -> None:
-    used = np.ones((layers, sequence))
-    used[:, prompt:] = layers_of(schedule, layers=layers, prompt=prompt, sequence=sequence, warm_up=warm_up) != SKIPPED
+def _used(axes: Axes, schedule: Schedule, layers: int, prompt: int, sequence_length: int, warm_up: int) -> None:
+    used = np.ones((layers, sequence_length))
+    used[:, prompt:] = (
+        layers_of(schedule, layers=layers, prompt=prompt, sequence_length=sequence_length, warm_up=warm_up) != SKIPPED
+    )
     axes.imshow(
-        used, origin="lower", aspect="auto", interpolation="nearest", extent=(0, sequence, 0.5, layers + 0.5), vmin=0, vmax=1,
+        used, origin="lower", aspect="auto", interpolation="nearest", extent=(0, sequence_length, 0.5, layers + 0.5), vmin=0,
+        vmax=1,
         cmap=ListedColormap(["#f0f0f0", COLOURS[0]]),
     )  # fmt: skip
     axes.axvline(prompt, color=INK, linewidth=1.0)

@@ -252,8 +252,8 @@ class Shape:
 
     # --- Tensor parallelism ---
 
-    def shard(self, ways: int) -> Shape:
-        """What one of `ways` devices holds and computes of each layer, itself a shape: Section 3 of [Shoeybi2019].
+    def shard(self, tensor_parallel: int) -> Shape:
+        """What one of `tensor_parallel` devices holds and computes of each layer, itself a shape: Section 3 of [Shoeybi2019].
 
         Heads, feed-forward and vocabulary are divided, and norms, learned positions and biases behind a sum are on every device.
         So are keys and values where there are more devices than `kv_heads`: each has one head of them. A vocabulary is rounded up.
@@ -262,14 +262,18 @@ class Shape:
         >>> part.heads, part.kv_heads, part.ffn, part.hidden
         (4, 1, 1792, 8192)
         """
-        checks.whole("ways", ways, 1)
+        checks.whole("tensor_parallel", tensor_parallel, 1)
         for name in ("heads", "ffn"):
-            if getattr(self, name) % ways:
-                raise ParameterError(f"ways must divide {name}={getattr(self, name)}, got {ways}")
-        if self.kv_heads % ways and ways % self.kv_heads:
-            raise ParameterError(f"ways must divide kv_heads={self.kv_heads} or be a multiple of it, got {ways}")
-        heads, kv_heads = self.heads // ways, max(1, self.kv_heads // ways)
-        return replace(self, heads=heads, kv_heads=kv_heads, ffn=self.ffn // ways, vocabulary=-(-self.vocabulary // ways))
+            if getattr(self, name) % tensor_parallel:
+                raise ParameterError(f"tensor_parallel must divide {name}={getattr(self, name)}, got {tensor_parallel}")
+        if self.kv_heads % tensor_parallel and tensor_parallel % self.kv_heads:
+            raise ParameterError(
+                f"tensor_parallel must divide kv_heads={self.kv_heads} or be a multiple of it, got {tensor_parallel}"
+            )
+        heads, kv_heads = self.heads // tensor_parallel, max(1, self.kv_heads // tensor_parallel)
+        return replace(
+            self, heads=heads, kv_heads=kv_heads, ffn=self.ffn // tensor_parallel, vocabulary=-(-self.vocabulary // tensor_parallel)
+        )
 
     # --- Parts ---
 

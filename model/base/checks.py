@@ -10,6 +10,8 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from model.base import renamed_keys
+
 MAX_LAYERS, MAX_TOKENS, MAX_CANDIDATES, MAX_UNITS = 10_000, 1_000_000, 1_000, 100_000
 """Far beyond any model or cluster in use; a larger number is a slip of the keyboard, and would only run out of memory later."""
 
@@ -45,8 +47,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
     >>> nearest("canditates", ["candidates", "layers"])
     'did you mean candidates? known: candidates, layers'
+    >>> nearest("ways", ["busy", "tensor_parallel"])
+    'it is now tensor_parallel'
     """
     names = sorted(known)
+    if (new := renamed_keys.now(word, names)) is not None:
+        return f"it is now {new}"
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(names)}"
 

@@ -48,7 +48,10 @@ def load(
     if not isinstance(said, dict) or "schema_version" not in said:
         raise ParameterError(f"it is not {what}: schema_version is missing")
     if said["schema_version"] != version:
-        raise ParameterError(f"schema_version must be {version}, got {checks.shown(said['schema_version'])}; {again}")
+        found = said["schema_version"]
+        earlier = isinstance(found, int) and not isinstance(found, bool) and 0 < found < version
+        whose = f", of an earlier version of decodesim, whose keys had other names; {again}" if earlier else f"; {again}"
+        raise ParameterError(f"schema_version must be {version}, got {checks.shown(found)}{whose}")
     if part is not None and "part" in said and said["part"] != part:  # before its keys, which are another part's
         raise ParameterError(f"part must be {part!r}, got {checks.shown(said['part'])}: it is {what} of another kind")
     known = {*keys, "schema_version", "sha256"}

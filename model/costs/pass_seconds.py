@@ -55,10 +55,10 @@ class PassCost:
         Whether one process of the system makes all passes. They then pay for the time since their layers were last run, and
         starting sub-processes takes what it takes within a process. Over several, each unit has caches of its own, and what was
         timed on them holds their pauses already.
-    called
+    subprocess_step
         What the pass of a sub-process takes once besides its layers, as if alone [s]; left out: what any pass takes.
-    turn
-        What whoever leads several processes does behind each look, until what follows it [s].
+    scheduling
+        Scheduling overhead of the main process after each read [s].
 
     >>> from model.hardware.cost_models import UniformLayers
     >>> from model.architectures.transformer import preset
@@ -73,11 +73,11 @@ class PassCost:
     def __init__(
         self, of: Mapping[str, Hardware], *, busy: int = 0, slower: Sequence[float] = (1.0,), dispatch: float = 0.0,
         dispatch_per_process: float = 0.0, link: float = 0.0, promotion: float = 0.0,
-        turn: float = 0.0, single: bool = True, called: float | None = None,
+        scheduling: float = 0.0, single: bool = True, subprocess_step: float | None = None,
     ) -> None:
         self.of, self.busy, self.slower = dict(of), busy, tuple(slower)
         self.dispatch, self.dispatch_per_process, self.promotion = dispatch, dispatch_per_process, promotion
-        self.link, self.turn, self.single, self.called = link, turn, single, called
+        self.link, self.scheduling, self.single, self.subprocess_step = link, scheduling, single, subprocess_step
         self._known: dict[tuple[str, int, int, int, int], Parts] = {}
         self._rows: dict[tuple[str, int], float] = {}
         self._trees: dict[tuple[str, int, int], float] = {}
@@ -92,7 +92,7 @@ class PassCost:
         self.elapsed = 0.0
         self.spent: dict[str, float] = {}
         """What was asked for since, by role and part [s]."""
-        self.turns = 0.0
+        self.scheduled = 0.0
         """And between looks and what followed them [s]."""
         self._run_at: dict[str, list[float]] = {}
         self._places: dict[str, tuple[object, ...]] = {}
@@ -118,11 +118,11 @@ class PassCost:
         each = self._each(role, width, at, batch, heads)
         long = self._filling(role, width * batch, each.layers) if rows_only else each.layers
         # A sub-process begins at the first layer and projects nothing; so does a prompt, which is as wide as it is long.
-        sub = self.called is not None and not first and not heads and (width == 1 or bool(step.after))
+        sub = self.subprocess_step is not None and not first and not heads and (width == 1 or bool(step.after))
         embedding = 0.0 if first or sub else each.embedding
         # Early exit asks layer by layer, and the head's weights have just been used.
         head = self._timed(role, "early_head", 1, otherwise=each.head) if heads and last - first == 1 else each.head
-        once = self.called if sub and self.called is not None else each.step
+        once = self.subprocess_step if sub and self.subprocess_step is not None else each.step
         call = once + (self._tree(role, width, at) if step.after else 0.0)
         if not layers and first == last:  # a head alone
             return Parts(head=each.head)
@@ -159,7 +159,7 @@ class PassCost:
         if (role, tokens) not in self._rows:
             shape = self.of[role].shape
             share = 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
-            self._rows[role, tokens] = self._timed(role, "rows", tokens, otherwise=layer * share)
+            self._rows[role, tokens] = self._timed(role, "kv_rows", tokens, otherwise=layer * share)
         return self._rows[role, tokens]
 
     def forward(self, step: Forward) -> float:
@@ -172,7 +172,7 @@ class PassCost:
         parts = self.parts(step, before)
         place = len(step.tokens), step.at, step.texts, step.after
         if step.first and place == self._places.get(step.role):  # what is to be known of the place is known already
-            parts = parts._replace(step=min(parts.step, self._timed(step.role, "again", 1, otherwise=parts.step)))
+            parts = parts._replace(step=min(parts.step, self._timed(step.role, "resumed_step", 1, otherwise=parts.step)))
         self._places[step.role] = place
         if parts.layers and self.single:
             parts = parts._replace(cooling=self._cooled(step, parts if before is None else None))
@@ -238,15 +238,15 @@ class PassCost:
             self._looked_at = output
         early = EARLY.get(step.kind) if output.last - output.first == 1 else None
         point = max(len(output.texts), 1) if first else max(len(step.hypotheses), 1)  # a first look is at all texts of a batch
-        key = output.role, "look" if first else early or step.kind, point
+        key = output.role, "first_read" if first else early or step.kind, point
         if key not in self._reads:
             self.hardware(output.role)
             usual = self._timed(output.role, step.kind, 1) if early else 0.0
             self._reads[key] = self._timed(*key, otherwise=usual)
-        self.elapsed += self._reads[key] + self.turn
+        self.elapsed += self._reads[key] + self.scheduling
         self._enter(output.role, "reads", self._reads[key])
-        self.turns += self.turn
-        return self._reads[key] + self.turn
+        self.scheduled += self.scheduling
+        return self._reads[key] + self.scheduling
 
     def among(self, others: int) -> float:
         """How many times as long everything takes beside so many other units at work."""
@@ -278,12 +278,12 @@ def _beside(known: Mapping[int, _Cooling], width: int) -> dict[int, _Cooling]:
 
 def _after(hardware: Hardware) -> dict[int, _Cooling]:
     """By width, in order; nothing where nobody has timed it."""
-    if not isinstance(hardware, ProfileCosts) or "after" not in hardware.profile.parts:
+    if not isinstance(hardware, ProfileCosts) or "after_gap" not in hardware.profile.parts:
         return {}
-    one = hardware.profile.rows("after").sort("gap")
+    one = hardware.profile.rows("after_gap").sort("gap")
     tables = {1: (one["gap"].to_numpy(), one["time_s"].to_numpy())}
-    if "wide_after" in hardware.profile.parts:
-        for (width,), rows in hardware.profile.rows("wide_after").sort("width", "gap").group_by("width", maintain_order=True):
+    if "wide_after_gap" in hardware.profile.parts:
+        for (width,), rows in hardware.profile.rows("wide_after_gap").sort("width", "gap").group_by("width", maintain_order=True):
             tables[int(str(width))] = rows["gap"].to_numpy(), rows["time_s"].to_numpy()
     layers, found = hardware.shape.layers, {}
     for width, (gaps, times) in tables.items():

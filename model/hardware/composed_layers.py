@@ -40,7 +40,8 @@ SMALL_SHARE, SMALL_LANE = 0.66, 15.6e9
 a token to itself, moves [bytes/s]. Fitted to layers of Llama-2-7B and phi-2 on three GPUs (`calibrate.fits.small_kernels`); no
 other model had a say."""
 LAYER_ERRORS = "layer_errors"
-"""In `facts`: how far layers composed of a table were off from measured ones, as rows of ways, most tokens and relative error."""
+"""In `facts`: how far layers composed of a table were off from measured ones, as rows of tensor_parallel, most tokens and relative
+error."""
 SHORTEST = "shortest_gemm_s"
 """In `facts`: the shortest product of a table that was thinned since."""
 ROPE = "rope"
@@ -328,13 +329,15 @@ def layer_products(products: Products, part: Shape, tokens: ArrayLike) -> Floats
     return total + products.cold(tokens, part.hidden, part.ffn)
 
 
-def head_rows(operations: Profile, products: Products, part: Shape, tokens: Floats, ways: int = 1) -> list[dict[str, Any]]:
+def head_rows(
+    operations: Profile, products: Products, part: Shape, tokens: Floats, tensor_parallel: int = 1
+) -> list[dict[str, Any]]:
     """Rows of a model's profile: its projection onto the vocabulary, or a device's share of it, and the norm before it."""
     seconds = products.cold(tokens, part.vocabulary, part.hidden) + passed_over(
         operations, tokens, 4 * part.hidden, products.launch
     )
     return [
-        {"part": "head", "positions": int(at), "ways": ways, "time_s": float(each)}
+        {"part": "head", "positions": int(at), "tensor_parallel": tensor_parallel, "time_s": float(each)}
         for at, each in zip(tokens, seconds, strict=True)
     ]
 
@@ -348,16 +351,16 @@ def spread(rows: list[dict[str, Any]], error: ArrayLike) -> list[dict[str, Any]]
     ]
 
 
-def layer_error(operations: Profile, tokens: ArrayLike, ways: int, off: float | None = None) -> Floats:
+def layer_error(operations: Profile, tokens: ArrayLike, tensor_parallel: int, off: float | None = None) -> Floats:
     """Relative error of a composed layer over so many tokens, split so many ways: `off`, or what the table's facts say [-].
 
-    Beyond the tokens and ways that facts have, the last of them.
+    Beyond the tokens and tensor_parallel that facts have, the last of them.
     """
     at = np.asarray(tokens, dtype=np.float64)
     known = [] if off is not None else operations.facts.get(LAYER_ERRORS, [])
     if not known:
         return np.full(at.shape, OFF if off is None else off)
-    near = min({row[0] for row in known}, key=lambda each: (abs(each - ways), -each))
+    near = min({row[0] for row in known}, key=lambda each: (abs(each - tensor_parallel), -each))
     own = sorted((most, error) for split, most, error in known if split == near)
     bounds, errors = (np.asarray(each, dtype=np.float64) for each in zip(*own, strict=True))
     return np.asarray(errors[np.minimum(np.searchsorted(bounds, at), bounds.size - 1)])
@@ -366,7 +369,7 @@ def layer_error(operations: Profile, tokens: ArrayLike, ways: int, off: float | 
 def layer(
     operations: Profile,
     shape: Shape,
-    ways: int | Iterable[int] = 1,
+    tensor_parallel: int | Iterable[int] = 1,
     *,
     model: str = "",
     name: str = "",
@@ -375,7 +378,7 @@ def layer(
 ) -> Profile:
     """A profile of a model, composed of times measured for its operations.
 
-    Split `ways`, each device has its share of heads, of the inner width and of the vocabulary, as `Shape.shard` has it.
+    Split `tensor_parallel`, each device has its share of heads, of the inner width and of the vocabulary, as `Shape.shard` has it.
 
     Parameters
     ----------
@@ -383,20 +386,20 @@ def layer(
         A profile of operations.
     shape
         The model.
-    ways
+    tensor_parallel
         Over how many devices layers are split, or several such numbers.
     model, name
         What the profile is of, and what it is called.
     most
         Most tokens of a pass.
     off
-        Relative error of a composed layer, at least that of its products [-]. Where left out it is by ways and tokens, as layers of
-        other models on the same GPU were off (`LAYER_ERRORS` in `facts`), or else `OFF`.
+        Relative error of a composed layer, at least that of its products [-]. Where left out it is by tensor_parallel and tokens,
+        as layers of other models on the same GPU were off (`LAYER_ERRORS` in `facts`), or else `OFF`.
 
     >>> from model.architectures.transformer import preset
     >>> from model.hardware import profile_files
     >>> made = layer(profile_files.load("h100-operations"), preset("llama-2-13b"), [1, 2])
-    >>> {ways: round(float(made.rows("dense", ways)["time_s"][0]) * 1e6) for ways in made.ways}  # 189 us to read it as a whole
+    >>> {size: round(float(made.rows("dense", size)["time_s"][0]) * 1e6) for size in made.tensor_parallel}  # 189 us to read it
     {1: 256, 2: 141}
     """
     _of_operations(operations)
@@ -404,7 +407,7 @@ def layer(
         checks.number("off", off, 0, 1)
     if shape.encoder_layers:
         raise ParameterError(f"encoder_layers must be 0, got {shape.encoder_layers}; attention to an encoder is in no table")
-    splits = tuple(dict.fromkeys([ways] if isinstance(ways, int) else ways))
+    splits = tuple(dict.fromkeys([tensor_parallel] if isinstance(tensor_parallel, int) else tensor_parallel))
     products = Products(operations)
     tokens = products.steps(most)
     wanted = {"head": "gemm", "attention": "decode", "all_reduce": "all_reduce"}
@@ -419,7 +422,7 @@ def layer(
         embedding = passed_over(operations, tokens, 2 * shape.hidden, products.launch)
         for what, seconds in (("dense", dense), ("embedding", embedding)):
             points = zip(tokens, seconds, strict=True)
-            found = [{"part": what, "tokens": int(at), "ways": many, "time_s": float(each)} for at, each in points]
+            found = [{"part": what, "tokens": int(at), "tensor_parallel": many, "time_s": float(each)} for at, each in points]
             rows += spread(found, np.maximum(layer_error(operations, tokens, many, off), least))
         rows += spread(head_rows(operations, products, part, tokens, many), layer_error(operations, tokens, many, least))
         if "decode" in operations.parts:
@@ -449,11 +452,13 @@ def layer(
 def reductions(operations: Profile, splits: Iterable[int]) -> list[dict[str, Any]]:
     """The rows of the part all_reduce between so many devices."""
     table = operations.table
-    chosen = table.filter((table["part"] == "all_reduce") & table["ways"].is_in([*splits]))
+    chosen = table.filter((table["part"] == "all_reduce") & table["tensor_parallel"].is_in([*splits]))
     return [{key: value for key, value in row.items() if value is not None} for row in chosen.to_dicts()]
 
 
-def attention_rows(attention: AttentionTimes, ways: int = 1, contexts: Iterable[int] | None = None) -> list[dict[str, Any]]:
+def attention_rows(
+    attention: AttentionTimes, tensor_parallel: int = 1, contexts: Iterable[int] | None = None
+) -> list[dict[str, Any]]:
     """Rows of a model's profile: attention of passes of one token for each text, in batches of powers of two, where it was
     measured."""
     points = [
@@ -462,15 +467,15 @@ def attention_rows(attention: AttentionTimes, ways: int = 1, contexts: Iterable[
     ]  # fmt: skip
     times = attention.cold(*np.array(points).T).tolist() if points else []
     return [
-        {"part": "attention", "time_s": seconds, "width": 1, "context": context, "batch": batch, "ways": ways}
+        {"part": "attention", "time_s": seconds, "width": 1, "context": context, "batch": batch, "tensor_parallel": tensor_parallel}
         for (context, batch), seconds in zip(points, times, strict=True)
     ]
 
 
-def differences(composed: Profile, measured: Profile, *, ways: int = 1, most: int = 64) -> LeaveOneOutErrors:
+def differences(composed: Profile, measured: Profile, *, tensor_parallel: int = 1, most: int = 64) -> LeaveOneOutErrors:
     """Relative error of composed layers (but for attention) against measured ones, at the measured passes of up to `most`
     tokens."""
-    ours, theirs = composed.rows("dense", ways), measured.rows("dense", ways)
+    ours, theirs = composed.rows("dense", tensor_parallel), measured.rows("dense", tensor_parallel)
     theirs = theirs.filter(theirs["tokens"] <= most)
     surface = Surface({"tokens": ours["tokens"].to_numpy()}, ours["time_s"].to_numpy())
     at = theirs["tokens"].to_numpy().astype(np.float64)

@@ -20,14 +20,14 @@ from model.hardware.interpolation import NONE, Estimate
 
 
 class Hardware(Protocol):
-    """One model on one device, or on `ways` devices that share each of its layers (tensor parallelism)."""
+    """One model on one device, or on `tensor_parallel` devices that share each of its layers (tensor parallelism)."""
 
     @property
     def shape(self) -> Shape:
         """The model."""
 
     @property
-    def ways(self) -> int:
+    def tensor_parallel(self) -> int:
         """Devices that a layer is split over."""
 
     @property
@@ -65,7 +65,7 @@ class UniformLayers:
     shape: Shape
     seconds_per_layer: float
     provenance: str = "assumed"
-    ways: int = 1
+    tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
         checks.number("seconds_per_layer", self.seconds_per_layer, 0)
@@ -114,9 +114,9 @@ class Served:
         return self.kernels.shape
 
     @property
-    def ways(self) -> int:
+    def tensor_parallel(self) -> int:
         """Devices that a layer is split over."""
-        return self.kernels.ways
+        return self.kernels.tensor_parallel
 
     @property
     def provenance(self) -> str:
@@ -231,9 +231,9 @@ class DeviceMemory:
 
 
 def memory(
-    shape: Shape, available: float, *, context: int, batch: int = 1, ways: int = 1, also: tuple[Shape, ...] = ()
+    shape: Shape, available: float, *, context: int, batch: int = 1, tensor_parallel: int = 1, also: tuple[Shape, ...] = ()
 ) -> DeviceMemory:
-    """Memory of one device that holds a replica of the model, or one of `ways` parts, and others as a whole (a draft).
+    """Memory of one device that holds a replica of the model, or one of `tensor_parallel` parts, and others as a whole (a draft).
 
     A method that runs on several units keeps a replica on each: their number does not change what each of them holds.
 
@@ -242,7 +242,7 @@ def memory(
     >>> round(found.weights / 1e9, 1), round(found.cache / 1e9, 1), found.share < 1
     (26.0, 26.8, True)
     """
-    parts = [shape.shard(ways), *also]
+    parts = [shape.shard(tensor_parallel), *also]
     weights = float(sum(each.parameters * each.bytes_each for each in parts))
     cache = float(sum(each.cache_bytes() * context * batch for each in parts))
     return DeviceMemory(weights, cache, available)
@@ -254,5 +254,5 @@ def refuse_too_large(what: DeviceMemory, device: str) -> None:
         raise checks.ParameterError(
             f"weights ({what.weights / 1e9:.1f} GB) and cache ({what.cache / 1e9:.1f} GB) must be at most the"
             f" {what.available / 1e9:.1f} GB of {device}, got {what.needed / 1e9:.1f} GB; take a smaller batch, context or model,"
-            " more ways, or another device"
+            " a larger tensor_parallel, or another device"
         )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 Floats = NDArray[np.float64]
-PARTS = ("layer", "dense", "attention", "head", "embedding", "step", "rows", "all_reduce", "send")
+PARTS = ("layer", "dense", "attention", "head", "embedding", "step", "kv_rows", "all_reduce", "send")
 """Parts that more work never makes shorter."""
 
 
@@ -82,7 +82,7 @@ def profile(measured: Profile) -> Profile:
 
     table = measured.table.with_row_index("row")
     ordered = table["part"].is_in([*PARTS])
-    settled = [_settled(rows) for _, rows in table.filter(ordered).group_by("part", "ways", "busy", maintain_order=True)]
+    settled = [_settled(rows) for _, rows in table.filter(ordered).group_by("part", "tensor_parallel", "busy", maintain_order=True)]
     found = pl.concat([table.filter(~ordered), *settled]).sort("row").drop("row")
     notes = []
     for part in measured.parts:

@@ -31,7 +31,7 @@ class Reached(NamedTuple):
     """What the rows of one part reach, arrays of shape (rows,)."""
 
     part: str
-    ways: int
+    tensor_parallel: int
     busy: int
     axes: dict[str, Floats]
     seconds: Floats
@@ -51,7 +51,7 @@ class Reached(NamedTuple):
 
     def place(self, row: int) -> str:
         """A row as messages name it."""
-        split = [f"ways {self.ways}"] * (self.ways > 1) + [f"busy {self.busy}"] * (self.busy > 0)
+        split = [f"tensor_parallel {self.tensor_parallel}"] * (self.tensor_parallel > 1) + [f"busy {self.busy}"] * (self.busy > 0)
         return f"{self.part} at {', '.join([f'{axis} {values[row]:g}' for axis, values in self.axes.items()] + split)}"
 
 
@@ -71,14 +71,14 @@ def reached(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: boo
     sharing = math.ceil(shape.layers / 2) if in_sequence else 1
     table = profile.table
     for part in PARTS:
-        for ways, busy in sorted(set(table.filter(table["part"] == part).select("ways", "busy").iter_rows())):
-            rows = profile.rows(part, ways, busy)
+        for tensor_parallel, busy in sorted(set(table.filter(table["part"] == part).select("tensor_parallel", "busy").iter_rows())):
+            rows = profile.rows(part, tensor_parallel, busy)
             axes = {axis: rows[axis].to_numpy().astype(np.float64) for axis in AXES[part]}
             seconds = np.maximum(rows["time_s"].to_numpy(), 1e-12)
-            moved, operations = _needed(shape, part, axes, ways, source)
+            moved, operations = _needed(shape, part, axes, tensor_parallel, source)
             together = 1 if part == "head" else sharing
-            from_memory = np.maximum(moved - profile.cache_bytes * ways / together, 0.0)
-            yield Reached(part, int(ways), int(busy), axes, seconds, moved, operations, from_memory)
+            from_memory = np.maximum(moved - profile.cache_bytes * tensor_parallel / together, 0.0)
+            yield Reached(part, int(tensor_parallel), int(busy), axes, seconds, moved, operations, from_memory)
 
 
 def check(
@@ -100,8 +100,8 @@ def check(
     measured = profile.facts.get("peaks") == "measured"
     for each in reached(profile, shape, source=source, in_sequence=in_sequence):
         limits = (
-            ("arithmetic", each.operations, profile.rate * each.ways, "FLOP/s"),
-            ("memory", each.from_memory, profile.bandwidth * each.ways, "B/s"),
+            ("arithmetic", each.operations, profile.rate * each.tensor_parallel, "FLOP/s"),
+            ("memory", each.from_memory, profile.bandwidth * each.tensor_parallel, "B/s"),
         )
         for limit, amount, peak, unit in limits:
             ratio = amount / each.seconds / (peak * (1 + tolerance))
@@ -155,14 +155,14 @@ def refuse_slow(profile: Profile) -> None:
         if not rows.height or profile.dtype not in BYTES:
             continue
         axes = {axis: rows[axis].to_numpy().astype(np.float64) for axis in AXES[part]}
-        ways, busy = (rows[name].to_numpy() for name in ("ways", "busy"))
+        tensor_parallel, busy = (rows[name].to_numpy() for name in ("tensor_parallel", "busy"))
         moved, operations = _work_of(profile, part, axes)
         # Others at work on the same memory take their share of it.
         bound = longest(moved, operations, profile.bandwidth, profile.rate, launches) * (1 + busy)
         seconds = rows["time_s"].to_numpy()
         if (seconds > bound).any():
             row = int(np.argmax(seconds / bound))
-            at = ", ".join(f"{axis} {values[row]:g}" for axis, values in (axes | {"ways": ways}).items())
+            at = ", ".join(f"{axis} {values[row]:g}" for axis, values in (axes | {"tensor_parallel": tensor_parallel}).items())
             raise ParameterError(
                 f"{part} at {at}: time_s={seconds[row]:.3g} is too long: {profile.device} at a hundredth of its peaks takes at most"
                 f" {bound[row]:.3g} s; look at the unit of the times, the shape and the dtype"
@@ -221,7 +221,7 @@ def limit(profile: Profile, shape: Shape, *, source: int = 0, in_sequence: bool 
     return "memory and arithmetic: the cache cannot hold the weights"
 
 
-def _needed(shape: Shape, part: str, axes: dict[str, Floats], ways: int, source: int) -> tuple[Floats, Floats]:
+def _needed(shape: Shape, part: str, axes: dict[str, Floats], tensor_parallel: int, source: int) -> tuple[Floats, Floats]:
     """Bytes and operations of the rows of a part, on all its devices together."""
     if part == "head":
         positions = axes["positions"]

@@ -2,51 +2,51 @@
 
 The table is long: a row is one measured time of one part of a pass.
 
-=============  ==========================  ==================================================================
-part           axes                        what takes the time
-=============  ==========================  ==================================================================
-layer          width, context, batch       a decoder layer as a whole
-dense          tokens                      a decoder layer but for its attention
-attention      width, context, batch       attention of one layer over what is cached
-head           positions                   projection onto the vocabulary, with the norm before it
-embedding      tokens                      embedding
-step           batch                       what a pass takes once besides: launching, preparing, sampling
-again          batch                       the same of a call that goes on at the place of the last one
-look           batch                       the first look at what a pass has made, behind its head, and putting it out
-rows           tokens                      keys and values alone of a layer that is skipped
-next           positions                   a further look at the likeliest token, once the pass has been looked at
-top            positions                   a read of the likeliest tokens
-sample         positions                   a drawn token
-chance         positions                   a token's probability
-uniform        positions                   a random number
-residual       positions                   a token drawn from what the draft lacks
-confidence     positions                   how sure a pass is
-saturation     positions                   how little its state has changed
-distance       positions                   how far it is from a token
-beams          positions                   continuations of hypotheses
-early_head     positions                   the head between the layers of a token, run one by one: it has just been used
-early_softmax  positions                   how sure a pass over one layer is, behind that
-early_state    positions                   how little its state has changed
-fork           processes                   starting so many sub-processes within one process of the system, and ending them
-after          gap                         a pass over one token so many microseconds after the last one of its model; below 0 its
-                                           layers are run again that much sooner than passes one after the other do
-wide_after     width, gap                  the same of a pass over several tokens
-tree           width, context              what a pass over several hypotheses takes beyond one over as many tokens
-dispatch       processes                   starting so many sub-processes on other units
-wake           processes                   from there until they have what they need to begin
-promotion      processes                   taking over the state and the rows of one of so many
-turn           processes                   what the main process does between a look and what follows it
-alone          processes                   a layer of the main process of several, on a token, while the others wait
-beside         processes                   the same while the others are at work
-called         processes                   what the pass of a sub-process takes once besides its layers, among the others
-all_reduce     size                        joining the parts of a layer that is split over devices, by bytes
-send           size                        handing bytes from one device or process to another
-gemm           m, n, k                     a product of m by k and k by n (profiles of operations)
-decode         heads, kv_heads, head_dim,  attention of one new token for each text (profiles of operations)
-               context, batch
-=============  ==========================  ==================================================================
+===============  ==========================  ==================================================================
+part             axes                        what takes the time
+===============  ==========================  ==================================================================
+layer            width, context, batch       a decoder layer as a whole
+dense            tokens                      a decoder layer but for its attention
+attention        width, context, batch       attention of one layer over what is cached
+head             positions                   projection onto the vocabulary, with the norm before it
+embedding        tokens                      embedding
+step             batch                       what a pass takes once besides: launching, preparing, sampling
+resumed_step     batch                       the same of a call that goes on at the place of the last one
+first_read       batch                       the first look at what a pass has made, behind its head, and putting it out
+kv_rows          tokens                      keys and values alone of a layer that is skipped
+next             positions                   a further look at the likeliest token, once the pass has been looked at
+top              positions                   a read of the likeliest tokens
+sample           positions                   a drawn token
+probability      positions                   a token's probability
+uniform          positions                   a random number
+residual         positions                   a token drawn from what the draft lacks
+confidence       positions                   how sure a pass is
+saturation       positions                   how little its state has changed
+distance         positions                   how far it is from a token
+beams            positions                   continuations of hypotheses
+early_head       positions                   the head between the layers of a token, run one by one: it has just been used
+early_softmax    positions                   how sure a pass over one layer is, behind that
+early_state      positions                   how little its state has changed
+fork             processes                   starting so many sub-processes within one process of the system, and ending them
+after_gap        gap                         a pass over one token so many microseconds after the last one of its model; below 0 its
+                                             layers are run again that much sooner than passes one after the other do
+wide_after_gap   width, gap                  the same of a pass over several tokens
+tree             width, context              what a pass over several hypotheses takes beyond one over as many tokens
+dispatch         processes                   starting so many sub-processes on other units
+wake             processes                   from there until they have what they need to begin
+promotion        processes                   taking over the state and the rows of one of so many
+scheduling       processes                   what the main process does between a look and what follows it
+main_alone       processes                   a layer of the main process of several, on a token, while the others wait
+main_concurrent  processes                   the same while the others are at work
+subprocess_step  processes                   what the pass of a sub-process takes once besides its layers, among the others
+all_reduce       size                        joining the parts of a layer that is split over devices, by bytes
+send             size                        handing bytes from one device or process to another
+gemm             m, n, k                     a product of m by k and k by n (profiles of operations)
+decode           heads, kv_heads, head_dim,  attention of one new token for each text (profiles of operations)
+                 context, batch
+===============  ==========================  ==================================================================
 
-`ways` says over how many devices a layer is split, `busy` how many other units of the host are at work.
+`tensor_parallel` says over how many devices a layer is split, `busy` how many other units of the host are at work.
 """
 
 from __future__ import annotations
@@ -78,21 +78,23 @@ AXES: dict[str, tuple[str, ...]] = {
     "head": ("positions",),
     "embedding": ("tokens",),
     "step": ("batch",),
-    "again": ("batch",),
-    "look": ("batch",),
-    "rows": ("tokens",),
+    "resumed_step": ("batch",),
+    "first_read": ("batch",),
+    "kv_rows": ("tokens",),
     **dict.fromkeys((*READS, "early_head", *EARLY.values()), ("positions",)),
-    "after": ("gap",),
-    "wide_after": ("width", "gap"),
+    "after_gap": ("gap",),
+    "wide_after_gap": ("width", "gap"),
     "tree": ("width", "context"),
-    **dict.fromkeys(("fork", "dispatch", "wake", "promotion", "turn", "alone", "beside", "called"), ("processes",)),
+    **dict.fromkeys(
+        ("fork", "dispatch", "wake", "promotion", "scheduling", "main_alone", "main_concurrent", "subprocess_step"), ("processes",)
+    ),
     "all_reduce": ("size",),
     "send": ("size",),
     "gemm": ("m", "n", "k"),
     "decode": ("heads", "kv_heads", "head_dim", "context", "batch"),
 }
 """Coordinates of each part's times."""
-COUNTED = ("ways", "busy", *dict.fromkeys(axis for axes in AXES.values() for axis in axes))
+COUNTED = ("tensor_parallel", "busy", *dict.fromkeys(axis for axes in AXES.values() for axis in axes))
 TIMES = ("time_s", "low_s", "high_s")
 """Median, and lower and upper quartile or whatever the source has for them."""
 UNITS = dict.fromkeys(COUNTED, "1") | {"size": "bytes", "gap": "us"} | dict.fromkeys(TIMES, "s") | {"repeats": "1", "part": "name"}
@@ -183,19 +185,19 @@ class Profile:
         return tuple(part for part in AXES if part in present)
 
     @cached_property
-    def ways(self) -> tuple[int, ...]:
+    def tensor_parallel(self) -> tuple[int, ...]:
         """The numbers of devices over which layers were split."""
         needed = self.table.filter(self.table["part"].is_in(list(KINDS[self.kind])))
-        return tuple(sorted(int(each) for each in needed["ways"].unique()))
+        return tuple(sorted(int(each) for each in needed["tensor_parallel"].unique()))
 
-    def rows(self, part: str, ways: int = 1, busy: int = 0) -> pl.DataFrame:
+    def rows(self, part: str, tensor_parallel: int = 1, busy: int = 0) -> pl.DataFrame:
         """The rows of a part, without the columns that are not its; none where the profile has nothing of it."""
         import polars as pl
 
         table = self.table
         if not {*AXES[part]} <= {*table.columns}:
             return pl.DataFrame(schema=dict.fromkeys(AXES[part], pl.Int64) | dict.fromkeys(TIMES, pl.Float64))
-        chosen = table.filter((table["part"] == part) & (table["ways"] == ways) & (table["busy"] == busy))
+        chosen = table.filter((table["part"] == part) & (table["tensor_parallel"] == tensor_parallel) & (table["busy"] == busy))
         return chosen.select(*(axis for axis in AXES[part] if axis in table.columns), *TIMES)
 
     def coverage(self) -> str:
@@ -204,7 +206,9 @@ class Profile:
         for part in self.parts:
             rows = self.table.filter(self.table["part"] == part)
             ranges = ", ".join(f"{axis} {_range(rows[axis].to_numpy())}" for axis in AXES[part])
-            more = "".join(f", {axis} {_listed(rows[axis].to_numpy())}" for axis in ("ways", "busy") if rows[axis].n_unique() > 1)
+            more = "".join(
+                f", {axis} {_listed(rows[axis].to_numpy())}" for axis in ("tensor_parallel", "busy") if rows[axis].n_unique() > 1
+            )
             said.append(f"{part} ({ranges}{more})")
         return "; ".join(said)
 
@@ -222,9 +226,11 @@ def check_table(table: pl.DataFrame, kind: str) -> None:
     """Refuse a table that lacks a column, has an unknown one or an impossible value; the message names the row, counted from 1."""
     import polars as pl
 
-    for name in ("part", "ways", "busy", *TIMES, "repeats"):
+    for name in ("part", "tensor_parallel", "busy", *TIMES, "repeats"):
         if name not in table.columns:
-            raise ParameterError(f"column {name} is missing; a profile has part, ways, busy, axes and {', '.join(TIMES)}")
+            raise ParameterError(
+                f"column {name} is missing; a profile has part, tensor_parallel, busy, axes and {', '.join(TIMES)}"
+            )
     for name, held in table.schema.items():
         if name not in UNITS:
             raise checks.unknown("column", name, UNITS)
@@ -243,7 +249,7 @@ def check_table(table: pl.DataFrame, kind: str) -> None:
     columns = {name: table[name].cast(pl.Float64).to_numpy() for name in table.columns if name != "part"}  # what is null is nan
     for part in present:
         rows = _rows_of(parts, part)
-        own = [name for name in ("ways", "busy", *AXES[part], *TIMES) if name in columns]
+        own = [name for name in ("tensor_parallel", "busy", *AXES[part], *TIMES) if name in columns]
         _check_part(part, rows, {name: columns[name][rows] for name in own})
 
 
@@ -267,7 +273,7 @@ def _repeated(points: NDArray[np.float64]) -> bool:
 
 def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArray[np.float64]]) -> None:
     """Refuse impossible values among the rows of one part, and points that are there twice."""
-    for axis in ("ways", "busy", *AXES[part], *TIMES):
+    for axis in ("tensor_parallel", "busy", *AXES[part], *TIMES):
         if axis not in columns:
             raise ParameterError(f"column {axis} is missing; part {part} goes by {', '.join(AXES[part])}")
         values = columns[axis]
@@ -285,7 +291,7 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
         where = int(np.argmax(disordered))
         bound = f"between low_s={low[where]:g} and high_s={high[where]:g}"
         raise ParameterError(f"row {rows[where] + 1}, column time_s: must be {bound}, got {time[where]:g}")
-    points = np.stack([columns[axis] for axis in ("ways", "busy", *AXES[part])])
+    points = np.stack([columns[axis] for axis in ("tensor_parallel", "busy", *AXES[part])])
     if not _repeated(points):
         return
     order = np.lexsort(points)
@@ -296,16 +302,17 @@ def _check_part(part: str, rows: NDArray[np.int64], columns: Mapping[str, NDArra
 
 
 def table_of(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """A profile's table from rows; quartiles are the time itself, and ways 1 and busy 0, where a row does not say them."""
+    """A profile's table from rows; quartiles are the time itself, and tensor_parallel 1 and busy 0, where a row does not say
+    them."""
     import polars as pl
 
-    used = {"ways", "busy"}.union(*rows)
+    used = {"tensor_parallel", "busy"}.union(*rows)
     schema: dict[str, Any] = {"part": pl.String} | {name: pl.Int64 for name in COUNTED if name in used}
     schema |= dict.fromkeys(TIMES, pl.Float64) | {"repeats": pl.Int64}
     strange = sorted(used - {*schema})
     if strange:
         raise checks.unknown("column", strange[0], schema)
-    usual = {"ways": 1, "busy": 0, "repeats": 1}
+    usual = {"tensor_parallel": 1, "busy": 0, "repeats": 1}
     return pl.DataFrame([[row.get(name, usual.get(name)) for name in schema] for row in rows], schema, orient="row").with_columns(
         pl.coalesce(name, "time_s") for name in ("low_s", "high_s")
     )

@@ -35,18 +35,18 @@ class ProfileCosts:
     ----------
     profile
         Of kind `model`.
-    ways
+    tensor_parallel
         Devices that each layer is split over: those that the profile has.
     """
 
-    def __init__(self, profile: Profile, *, ways: int = 1) -> None:
+    def __init__(self, profile: Profile, *, tensor_parallel: int = 1) -> None:
         if profile.kind != "model":
             raise ParameterError(f"profile {profile.name} is one of {profile.kind}; a pass needs one of a model, or compose it")
-        checks.whole("ways", ways, 1)
-        if ways not in profile.ways:
-            has = ", ".join(map(str, profile.ways))
-            raise ParameterError(f"ways must be one of {has}, what profile {profile.name} has, got {ways}")
-        self.profile, self.ways = profile, ways
+        checks.whole("tensor_parallel", tensor_parallel, 1)
+        if tensor_parallel not in profile.tensor_parallel:
+            has = ", ".join(map(str, profile.tensor_parallel))
+            raise ParameterError(f"tensor_parallel must be one of {has}, what profile {profile.name} has, got {tensor_parallel}")
+        self.profile, self.tensor_parallel = profile, tensor_parallel
         self.shape = shape_of(profile)
         self._surfaces: dict[tuple[str, int, int], Surface | None] = {}
 
@@ -59,7 +59,7 @@ class ProfileCosts:
     @cached_property
     def missing(self) -> tuple[str, ...]:
         """Parts of a pass that the profile has no times of: they take none."""
-        wanted = ["head", "embedding", "step", "send"] + ["all_reduce"] * (self.ways > 1) + ["attention"] * self._split
+        wanted = ["head", "embedding", "step", "send"] + ["all_reduce"] * (self.tensor_parallel > 1) + ["attention"] * self._split
         return tuple(part for part in wanted if part not in self.profile.parts)
 
     @property
@@ -67,9 +67,9 @@ class ProfileCosts:
         """Whether layers are in parts."""
         return "layer" not in self.profile.parts
 
-    def surface(self, part: str, *, ways: int | None = None, busy: int = 0) -> Surface | None:
+    def surface(self, part: str, *, tensor_parallel: int | None = None, busy: int = 0) -> Surface | None:
         """The times of a part, or none where the profile has none of it."""
-        key = part, self.ways if ways is None else ways, busy
+        key = part, self.tensor_parallel if tensor_parallel is None else tensor_parallel, busy
         if key not in self._surfaces:
             rows = self.profile.rows(*key)
             self._surfaces[key] = None if not rows.height else Surface(
@@ -79,8 +79,8 @@ class ProfileCosts:
             )  # fmt: skip
         return self._surfaces[key]
 
-    def _bound(self, part: str, ways: int) -> Bound | None:
-        peak = Roofline(self.shape, self.profile.bandwidth, self.profile.rate, PEAKS, ways)
+    def _bound(self, part: str, tensor_parallel: int) -> Bound | None:
+        peak = Roofline(self.shape, self.profile.bandwidth, self.profile.rate, PEAKS, tensor_parallel)
         bounds: dict[str, Bound] = {
             "layer": lambda width, context, batch: peak.layer(width, context, batch).seconds,
             "dense": peak.products,
@@ -100,7 +100,7 @@ class ProfileCosts:
     def _or_none(self, part: str, *point: ArrayLike) -> Estimate:
         surface = self.surface(part)
         if surface is None:
-            surface = self.surface(part, ways=1)
+            surface = self.surface(part, tensor_parallel=1)
         return NONE if surface is None else surface(*point)
 
     def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
@@ -119,9 +119,9 @@ class ProfileCosts:
             raise ParameterError(f"busy must be 0, {has}, got {busy}; a device of its own is not slowed down")
         tokens = np.asarray(width) * np.asarray(batch)
         products = self.surface("dense")
-        assert products is not None  # `ways` are those that have it
+        assert products is not None  # `tensor_parallel` are those that have it
         total = products(tokens) + self.attention(width, context, batch)
-        if self.ways > 1:
+        if self.tensor_parallel > 1:
             total = total + self._or_none("all_reduce", tokens * self.shape.hidden * self.shape.bytes_each).repeated(2)
         return total
 
@@ -130,10 +130,10 @@ class ProfileCosts:
         surface = self.surface("attention")
         if surface is not None:
             return surface(width, context, batch)
-        whole = self.surface("attention", ways=1)
+        whole = self.surface("attention", tensor_parallel=1)
         if whole is None:
             return NONE
-        share = np.asarray(batch) * self.shape.shard(self.ways).kv_heads / self.shape.kv_heads
+        share = np.asarray(batch) * self.shape.shard(self.tensor_parallel).kv_heads / self.shape.kv_heads
         return whole(width, context, share)
 
     def head(self, positions: ArrayLike) -> Estimate:
@@ -141,8 +141,8 @@ class ProfileCosts:
         surface = self.surface("head")
         if surface is not None:
             return surface(positions)
-        whole = self.surface("head", ways=1)
-        return NONE if whole is None else whole(positions).repeated(1 / self.ways)
+        whole = self.surface("head", tensor_parallel=1)
+        return NONE if whole is None else whole(positions).repeated(1 / self.tensor_parallel)
 
     def embedding(self, tokens: ArrayLike) -> Estimate:
         """Embedding so many tokens [s]."""

@@ -19,7 +19,7 @@ from model.base.checks import ParameterError
 from model.hardware import physical_limits
 from model.hardware.profile import AXES, UNITS, Profile, Source
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def save(profile: Profile, folder: str | Path) -> Path:

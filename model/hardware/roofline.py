@@ -72,7 +72,7 @@ class Roofline:
 
     Parameters
     ----------
-    shape, ways
+    shape, tensor_parallel
         The model, and over how many devices its layers are split.
     bandwidth, rate
         Peaks of each device [bytes/s], [operations/s].
@@ -86,7 +86,7 @@ class Roofline:
     bandwidth: float
     rate: float
     efficiency: Efficiency = Efficiency()
-    ways: int = 1
+    tensor_parallel: int = 1
     link: float = 50e9
     latency: float = 10e-6
     provenance: str = "assumed efficiencies of published peaks"
@@ -100,7 +100,7 @@ class Roofline:
     @cached_property
     def part(self) -> Shape:
         """What each of the devices holds of the model."""
-        return self.shape.shard(self.ways)
+        return self.shape.shard(self.tensor_parallel)
 
     def _slower(self, size: ArrayLike, work: ArrayLike, share: float) -> Floats:
         """Reading and computing overlap; where both take about as long they are in each other's way."""
@@ -147,13 +147,13 @@ class Roofline:
         tokens = np.asarray(width) * np.asarray(batch)
         total = self._said(self.products(tokens), self.arithmetic(tokens, self.part.layer_weights))
         total = total + self._guessed(self.attention(width, context, batch))
-        if self.ways > 1:
+        if self.tensor_parallel > 1:
             total = total + self._guessed(2 * self.all_reduce(tokens * self.shape.hidden * self.shape.bytes_each))
         return total
 
     def all_reduce(self, size: ArrayLike) -> Floats:
-        """Adding up the parts of a state that `ways` devices hold, around a ring [s]."""
-        around = 2 * (self.ways - 1) / self.ways
+        """Adding up the parts of a state that `tensor_parallel` devices hold, around a ring [s]."""
+        around = 2 * (self.tensor_parallel - 1) / self.tensor_parallel
         return np.asarray(np.asarray(size) * around / self.link + self.latency)
 
     def head(self, positions: ArrayLike) -> Estimate:

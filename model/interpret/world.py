@@ -77,7 +77,7 @@ class World:
         if kind == "uniform":
             return 0.5  # between the chances that this world knows
         token = self._says(role, after, right)
-        return float(token == step.token) if kind == "chance" else token
+        return float(token == step.token) if kind == "probability" else token
 
     def _place(self, step: Read) -> tuple[int, bool]:
         """The position that a read is about, and whether all that the output has seen before it is right."""

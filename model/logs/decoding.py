@@ -78,7 +78,7 @@ class Decoding:
         The method's name, or the dotted path of its module (imported where that is allowed), and its parameters by their names.
     prompt
         The tokens that were given, at least one.
-    asked, stop
+    max_tokens, stop
         How many tokens were asked for, and the tokens that would have ended the text before.
     commits
         What was put out, in order.
@@ -93,7 +93,7 @@ class Decoding:
     method: str
     settings: Mapping[str, Any]
     prompt: tuple[int, ...]
-    asked: int
+    max_tokens: int
     commits: tuple[Commit, ...]
     account: Account
     stop: tuple[int, ...] = ()
@@ -103,7 +103,7 @@ class Decoding:
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ParameterError("prompt must have at least one token, got none; begin with the model's start token")
-        checks.whole("asked", self.asked, 1, checks.MAX_TOKENS)
+        checks.whole("max_tokens", self.max_tokens, 1, checks.MAX_TOKENS)
         if self.seconds is not None:
             checks.number("seconds", self.seconds, 0)
         there = 0

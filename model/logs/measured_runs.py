@@ -8,8 +8,8 @@ column      what it holds
 ==========  ===========================================================================================================
 decoding    which decoding of the log, from 0: a method, its settings and a prompt
 repeat      how often it had been timed before
-turn        the place of the run among all: repeats are interleaved, so that whatever drifts drifts for all
-units       units that made its passes: processes of the system, or streams of one GPU, as `apart` of the JSON says
+run_order   the place of the run among all: repeats are interleaved, so that whatever drifts drifts for all
+units       units that made its passes: processes of the system, or streams of one GPU, as `unit_kind` of the JSON says
 seconds     from the first step to the last token [s]
 commit_s    when each commit was made, from the start [s]; the first comes behind the prompt
 pass_s      of that in passes, by role in `roles` of the JSON [s]
@@ -44,15 +44,15 @@ from model.logs.spans import KEPT, Span
 if TYPE_CHECKING:
     import polars as pl
 
-VERSION = 2
+VERSION = 3
 ROLES = ("target", "draft", "medium")
 UNITS: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("decoding", "repeat", "turn", "units"), "1"),
+        **dict.fromkeys(("decoding", "repeat", "run_order", "units"), "1"),
         **dict.fromkeys(("seconds", "commit_s", "pass_s", "read_s"), "s"), "waited": "-", "load": "1", "spans": "s",
     }
 )  # fmt: skip
-APART = ("processes", "streams")
+UNIT_KINDS = ("processes", "streams")
 """What units are: processes of the system with replicas of the model, or streams of the GPU that has the model."""
 MODES = ("eager", "cuda-graph")
 """How passes were made: kernels launched one by one, or as one graph. Runs that do not say so are of the first."""
@@ -77,7 +77,7 @@ class RunsDescription(TypedDict):
     profiles: dict[str, str]
     date: str
     versions: dict[str, str]
-    apart: NotRequired[list[str]]
+    unit_kind: NotRequired[list[str]]
     mode: NotRequired[str]
     devices: NotRequired[list[str]]
 
@@ -88,7 +88,7 @@ class _RunsHeader(TypedDict):
     rows: int
     reads_sha256: str
 _COLUMNS: dict[str, Any] = {
-    **dict.fromkeys(("decoding", "repeat", "turn", "units"), int), "seconds": float, "commit_s": list[float],
+    **dict.fromkeys(("decoding", "repeat", "run_order", "units"), int), "seconds": float, "commit_s": list[float],
     "pass_s": list[float], "read_s": float, "waited": float, "load": float, "spans": list[dict[str, Any]],
 }  # fmt: skip
 _SPAN: dict[str, Any] = {
@@ -112,7 +112,8 @@ class MeasuredRuns:
         A row for each timed run (columns above).
     about
         The device, its facts and libraries, the shapes of the models by role, how warm they were, and whether outcomes were forced;
-        and what units were of each decoding (`apart`), which are processes where nothing is said; how passes were made (`mode`).
+        and what units were of each decoding (`unit_kind`), which are processes where nothing is said; how passes were made
+        (`mode`).
     """
 
     log: DecisionLog
@@ -124,11 +125,11 @@ class MeasuredRuns:
         if [*self.about["roles"]] != [*ROLES]:
             raise ParameterError(f"about.roles must be {checks.shown(ROLES)}, got {checks.shown(self.about['roles'])}")
         checks.whole("warm_ups", self.about["warm_ups"], 0)
-        for name, each in (("apart", self._apart), ("forced", self.about["forced"])):
+        for name, each in (("unit_kind", self._unit_kinds), ("forced", self.about["forced"])):
             if each is not None and len(each) != len(self.log.decodings):
                 raise ParameterError(f"{name} must have one for each of {len(self.log.decodings)} decodings, got {len(each)}")
-        for apart in self._apart:
-            checks.one_of("apart", apart, APART)
+        for unit_kind in self._unit_kinds:
+            checks.one_of("unit_kind", unit_kind, UNIT_KINDS)
         checks.one_of("mode", self.mode, MODES)
         if not self.table.height:
             raise ParameterError("measured runs must have at least one row, got none")
@@ -140,8 +141,8 @@ class MeasuredRuns:
         return str(self.about.get("mode", MODES[0]))
 
     @property
-    def _apart(self) -> list[str]:
-        found: list[str] = self.about.get("apart", [APART[0]] * len(self.log.decodings))
+    def _unit_kinds(self) -> list[str]:
+        found: list[str] = self.about.get("unit_kind", [UNIT_KINDS[0]] * len(self.log.decodings))
         return found
 
     @cached_property
@@ -150,7 +151,7 @@ class MeasuredRuns:
         found = {}
         for number in sorted(set(self.table["decoding"])):
             rows = self.table.filter(self.table["decoding"] == number).sort("repeat")
-            found[int(number)] = TimedDecoding(self.log.decodings[number], rows, self._apart[number])
+            found[int(number)] = TimedDecoding(self.log.decodings[number], rows, self._unit_kinds[number])
         return found
 
     @property
@@ -173,7 +174,7 @@ class TimedDecoding:
 
     decoding: Decoding
     rows: pl.DataFrame
-    apart: str = APART[0]
+    unit_kind: str = UNIT_KINDS[0]
     """What units were, where there were several."""
 
     @property
@@ -248,7 +249,7 @@ def _check_rows(table: pl.DataFrame, log: DecisionLog) -> None:
     """Refuse measurements that cannot be, by their row, counted from 1, and their column."""
     typed_values.check_columns(table, _COLUMNS)
     every = np.arange(table.height)
-    whole = {name: table[name].to_numpy() for name in ("decoding", "repeat", "turn", "units")}
+    whole = {name: table[name].to_numpy() for name in ("decoding", "repeat", "run_order", "units")}
     seconds = table["seconds"].to_numpy().astype(np.float64)
 
     def refuse(name: str, bad: NDArray[np.bool_], values: NDArray[Any], bound: str, rows: NDArray[np.int64] = every) -> None:
@@ -258,7 +259,7 @@ def _check_rows(table: pl.DataFrame, log: DecisionLog) -> None:
 
     decodings = len(log.decodings)
     refuse("decoding", (whole["decoding"] < 0) | (whole["decoding"] >= decodings), whole["decoding"], f"0 to {decodings - 1}")
-    for name, least in (("repeat", 0), ("turn", 0), ("units", 1)):
+    for name, least in (("repeat", 0), ("run_order", 0), ("units", 1)):
         refuse(name, whole[name] < least, whole[name], f"at least {least}")
     refuse("seconds", ~(np.isfinite(seconds) & (seconds > 0)), seconds, "above 0")
     for name, high in (("read_s", math.inf), ("waited", 1.0), ("load", math.inf)):

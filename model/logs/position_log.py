@@ -31,8 +31,8 @@ Whole = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-VERSION, PART = 1, "positions"
-_SAID = ("target", "draft", "heads", "prompts", "asked", "sampling", "seed", "dtype", "versions", "date")
+VERSION, PART = 2, "positions"
+_SAID = ("target", "draft", "heads", "prompts", "max_tokens", "sampling", "seed", "dtype", "versions", "date")
 _KEYS = ("part", *_SAID, "columns", "rows")
 
 
@@ -43,7 +43,7 @@ class _PositionLogHeader(TypedDict):
     draft: ModelIdentity | None
     heads: dict[str, Any] | None
     prompts: list[dict[str, Any]]
-    asked: Any
+    max_tokens: Any
     sampling: dict[str, Any] | None
     seed: int | None
     dtype: str
@@ -56,7 +56,7 @@ class _PositionLogHeader(TypedDict):
 HEADS = ("common", "trained")
 """The head that reads behind a layer: the model's own, or one that was trained for that layer (Table 2 of [Yang2024]: N and Y)."""
 TARGET: Mapping[str, str] = {
-    "text": "number of the prompt, from 0", "position": "output position, from 0", "token": "what the target put out",
+    "prompt": "number of the prompt, from 0", "position": "output position, from 0", "token": "what the target put out",
     "rank_common": "rank of that token behind each layer, from 1, under the model's own head",
     "rank_trained": "the same under the head trained for the layer; 0 where there is none",
     "confidence": "largest probability behind each layer, under the model's own head",
@@ -70,7 +70,7 @@ DRAFT: Mapping[str, str] = {
     "accepted": "tokens of a greedy draft that survive if it starts here",
 }  # fmt: skip
 BY_LAYER = ("rank_common", "rank_trained", "confidence", "saturation")
-WHOLE = ("text", "position", "token", "rank_common", "rank_trained", "draft_token", "accepted")
+WHOLE = ("prompt", "position", "token", "rank_common", "rank_trained", "draft_token", "accepted")
 OPEN = (*WHOLE, "distance")
 """Columns without an upper bound; all others are chances, or a cosine."""
 ROUNDED = 1e-3
@@ -128,7 +128,7 @@ class PositionLog:
             if bad.any():
                 bound = f"at least {low}" if name in OPEN else f"between {low} and {high}"
                 raise ParameterError(f"column {name} must be {bound}, got {values[bad][0]}; log it again")
-        text, position = self.table["text"].to_numpy(), self.table["position"].to_numpy()
+        text, position = self.table["prompt"].to_numpy(), self.table["position"].to_numpy()
         places = np.concatenate([np.arange(count) for count in np.diff(self.starts)])
         if (np.diff(text) < 0).any() or not np.array_equal(position, places):
             raise ParameterError("rows must be in the order of texts, and of positions from 0 within each; log it again")
@@ -145,7 +145,7 @@ class PositionLog:
     @cached_property
     def starts(self) -> Whole:
         """The first row of each text, and behind the last the number of rows; shape (texts + 1,)."""
-        text = self.table["text"].to_numpy()
+        text = self.table["prompt"].to_numpy()
         return np.concatenate([[0], np.flatnonzero(np.diff(text)) + 1, [text.size]])
 
     @property

@@ -6,13 +6,13 @@ Part `own`: a method's own decisions, every read and its answer in the order tha
 ===========  ==========================================================================================================
 column       what it holds
 ===========  ==========================================================================================================
-text         which decoding, from 0: an entry of `texts` in the JSON
+decoding     which decoding, from 0: an entry of `decodings` in the JSON
 order        the place of the read in its decoding, from 0
 kind         what was asked (`model.steps.Read`)
 role, layer  of which model, behind which of its layers
 at, tail     the pass: the cache position of its first token, and its tokens
 position     of the token that the read is about; of several hypotheses that of their pass
-row          the text of a batch, by its number
+sequence     the sequence of a batch, by its number
 offset       the position of the pass that was read, from its end
 width        how many answers were asked for
 token        the token that was asked about, where one was
@@ -42,15 +42,15 @@ from model.steps import Commit, Continuation, Read
 if TYPE_CHECKING:
     import polars as pl
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 PARTS = ("own",)
 KINDS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
-NUMBERS = ("chance", "uniform", "confidence", "saturation", "distance")
+NUMBERS = ("probability", "uniform", "confidence", "saturation", "distance")
 """Reads whose answer is a number."""
 UNITS: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("text", "order"), "1"), "kind": "name", "role": "name",
-        **dict.fromkeys(("layer", "at", "position", "row", "offset", "width"), "1"), "token": "token", "number": "as asked",
+        **dict.fromkeys(("decoding", "order"), "1"), "kind": "name", "role": "name",
+        **dict.fromkeys(("layer", "at", "position", "sequence", "offset", "width"), "1"), "token": "token", "number": "as asked",
         "tokens": "tokens", "follows": "1", "scores": "nats", "tail": "tokens", "hypotheses": "1, nats",
     }
 )  # fmt: skip
@@ -59,7 +59,7 @@ class _Commit(TypedDict):
     tokens: list[int]
     drafted: int | None
     back: int
-    text: NotRequired[int | None]
+    sequence: NotRequired[int | None]
 
 
 class _Passes(TypedDict):
@@ -76,12 +76,12 @@ class _Passes(TypedDict):
     read: int
 
 
-class _Text(TypedDict):
+class _Decoding(TypedDict):
     name: str
     method: str
     settings: dict[str, Any]
     prompt: list[int]
-    asked: int
+    max_tokens: int
     stop: list[int] | int | None
     seconds: float | None
     commits: list[_Commit]
@@ -100,7 +100,7 @@ class _ReadLogHeader(TypedDict):
     seed: int
     date: str
     versions: dict[str, str]
-    texts: list[_Text]
+    decodings: list[_Decoding]
     columns: dict[str, str]
     rows: int
 
@@ -111,7 +111,7 @@ _COLUMNS: dict[str, Any] = {
 }  # fmt: skip
 _NOT_ALWAYS = frozenset(("token", "number", "tokens", "follows", "scores", "hypotheses"))
 """Columns that not every kind of read has."""
-_KEYS = ("part", "source", "models", "sampling", "seed", "date", "versions", "texts", "columns", "rows")
+_KEYS = ("part", "source", "models", "sampling", "seed", "date", "versions", "decodings", "columns", "rows")
 _PASSES = ("role", "width", "first", "last", "heads", "gaps", "rows_only", "compared")
 
 
@@ -156,7 +156,7 @@ class DecisionLog:
         columns: dict[str, list[Any]] = {name: [] for name in UNITS}
         for text, decoding in enumerate(self.decodings):
             for order, each in enumerate(decoding.reads):
-                row = {"text": text, "order": order, **_row(each)}
+                row = {"decoding": text, "order": order, **_row(each)}
                 for name, values in columns.items():
                     values.append(row.get(name))
         return pl.DataFrame(columns, schema=schema)
@@ -165,7 +165,7 @@ class DecisionLog:
 def _row(each: Answered) -> dict[str, Any]:
     asked = each.question
     found = {name: getattr(asked, name) for name in ("kind", "role", "layer", "at", "position", "offset", "width", "token")}
-    found |= {"row": asked.text, "tail": [*asked.tail]}
+    found |= {"sequence": asked.text, "tail": [*asked.tail]}
     if asked.hypotheses:
         found["hypotheses"] = [{"token": token, "score": score} for token, score in asked.hypotheses]
     if asked.kind in NUMBERS:
@@ -188,7 +188,8 @@ def _answered(row: Mapping[str, Any]) -> Answered:
         answer = row["tokens"] if kind == "top" else row["tokens"][0]
     hypotheses = tuple((each["token"], each["score"]) for each in row["hypotheses"] or ())
     asked = Question(
-        kind, row["role"], row["layer"], row["position"], row["row"], row["token"], row["at"], tuple(row["tail"]), row["offset"],
+        kind, row["role"], row["layer"], row["position"], row["sequence"], row["token"], row["at"], tuple(row["tail"]),
+        row["offset"],
         row["width"], hypotheses,
     )  # fmt: skip
     return Answered(asked, answer)
@@ -203,7 +204,7 @@ def save(log: DecisionLog, where: str | Path) -> Path:
     said = {
         "schema_version": SCHEMA_VERSION, "part": "own", "source": log.source, "models": log.models, "sampling": log.sampling,
         "seed": log.seed, "date": log.date, "versions": dict(log.versions),
-        "texts": [_text(name, each) for name, each in zip(log.names, log.decodings, strict=True)], "columns": dict(UNITS),
+        "decodings": [_text(name, each) for name, each in zip(log.names, log.decodings, strict=True)], "columns": dict(UNITS),
         "rows": table.height,
     }  # fmt: skip
     return json_and_parquet.save(json_of(where), said, table)
@@ -231,7 +232,7 @@ def _text(name: str, decoding: Decoding) -> dict[str, Any]:
         dict(zip(_PASSES, kind, strict=True)) | dict(zip(("passes", "attended", "read"), counts, strict=True))
         for kind, counts in decoding.account.passes_by_kind.items()
     ]
-    same = ("method", "asked", "seconds")
+    same = ("method", "max_tokens", "seconds")
     return {
         "name": name, **{key: getattr(decoding, key) for key in same}, "settings": plain(decoding.settings),
         "prompt": [*decoding.prompt], "stop": [*decoding.stop],
@@ -243,11 +244,12 @@ def _text(name: str, decoding: Decoding) -> dict[str, Any]:
 def _said(commit: Commit) -> dict[str, Any]:
     """Without the text where there is no batch of which each puts out its own."""
     found = commit._asdict()
-    return found if commit.text is not None else {key: value for key, value in found.items() if key != "text"}
+    sequence = found.pop("text")
+    return found if sequence is None else found | {"sequence": sequence}
 
 
 def _commit(said: Mapping[str, Any]) -> Commit:
-    return Commit(said["kind"], tuple(said["tokens"]), said["drafted"], said["back"], said.get("text"))
+    return Commit(said["kind"], tuple(said["tokens"]), said["drafted"], said["back"], said.get("sequence"))
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,10 +276,10 @@ def load(where: str | Path) -> DecisionLog:
         checks.one_of("part", said["part"], PARTS)
         if said["columns"] != dict(UNITS) or [*table.columns] != [*UNITS] or table.height != said["rows"]:
             raise ParameterError(f"columns must be {', '.join(UNITS)}, with {said['rows']} rows; decode it again")
-        if said["texts"]:
-            _check_table(table, len(said["texts"]))
-        texts = [*_texts(said["texts"], table)]
-        names = tuple(each["name"] for each in said["texts"])
+        if said["decodings"]:
+            _check_table(table, len(said["decodings"]))
+        texts = [*_texts(said["decodings"], table)]
+        names = tuple(each["name"] for each in said["decodings"])
         more = {key: said[key] for key in ("models", "sampling", "seed", "date", "versions", "source")}
         return DecisionLog(tuple(texts), names, **more)
     except ParameterError as error:
@@ -296,13 +298,13 @@ def _check_table(table: pl.DataFrame, texts: int) -> None:
     answer = pl.when(col("kind").is_in([*NUMBERS])).then(col("number").is_not_null()).otherwise(col("tokens").list.len() > 0)
     same = (col("tokens").list.len() == col("follows").list.len()) & (col("tokens").list.len() == col("scores").list.len())
     whole = table.select(
-        text=(col("text") >= 0) & (col("text") < texts),
+        decoding=(col("decoding") >= 0) & (col("decoding") < texts),
         kind=col("kind").is_in([*KINDS]),
         number=answer.fill_null(False),
         follows=((col("kind") != "beams") | same).fill_null(False),
     )
     bounds = {
-        "text": f"between 0 and {texts - 1}", "kind": f"one of {', '.join(KINDS)}", "number": "an answer, here or in tokens",
+        "decoding": f"between 0 and {texts - 1}", "kind": f"one of {', '.join(KINDS)}", "number": "an answer, here or in tokens",
         "follows": "as many as tokens and scores",
     }  # fmt: skip
     for name, bound in bounds.items():
@@ -312,24 +314,15 @@ def _check_table(table: pl.DataFrame, texts: int) -> None:
             raise ParameterError(f"row {row + 1}, column {name}: must be {bound}, got {checks.shown(table[name].to_list()[row])}")
 
 
-def _of_today(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of logs from before static batches were one of several ways of batching: they had `batch` sequences of `lengths`."""
-    if "batch" not in settings:
-        return settings
-    rest = {key: value for key, value in settings.items() if key != "batch"}
-    static = settings["batch"] != 1 or settings.get("lengths") is not None
-    return rest | {"sequences": settings["batch"]} | ({"batching": "static"} if static else {})
-
-
 def _texts(said: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding]:
     if not said:
         return
     reads: list[list[Answered]] = [[] for _ in said]
-    for row in table.sort("text", "order").iter_rows(named=True):
-        reads[row["text"]].append(_answered(row))
+    for row in table.sort("decoding", "order").iter_rows(named=True):
+        reads[row["decoding"]].append(_answered(row))
     for each, own in zip(said, reads, strict=True):
-        for key in sorted({*each} - {*_Text.__annotations__}):
-            raise ParameterError(f"unknown key {key} of a text; {checks.nearest(key, _Text.__annotations__)}")
+        for key in sorted({*each} - {*_Decoding.__annotations__}):
+            raise ParameterError(f"unknown key {key} of a decoding; {checks.nearest(key, _Decoding.__annotations__)}")
         commits = tuple(_commit(one) for one in each["commits"])
         account = Account(adoptions=each["adoptions"], adopted_rows=each["adopted_rows"])
         for name in ("adoptions", "adopted_rows"):
@@ -342,8 +335,9 @@ def _texts(said: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding
             role, width, first, last, heads, gaps, rows_only, compared = (one[key] for key in _PASSES)
             kind = role, width, first, last, heads, tuple((low, high) for low, high in gaps), rows_only, compared
             account.passes_by_kind[kind] = [one["passes"], one["attended"], one["read"]]
-        settings = _of_today({key: _full(value) for key, value in each["settings"].items()})
+        settings = {key: _full(value) for key, value in each["settings"].items()}
         yield Decoding(
-            each["method"], settings, tuple(each["prompt"]), each["asked"], commits, account, _stops(each["stop"]), each["seconds"],
+            each["method"], settings, tuple(each["prompt"]), each["max_tokens"], commits, account, _stops(each["stop"]),
+            each["seconds"],
             tuple(own),
         )  # fmt: skip

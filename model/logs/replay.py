@@ -84,12 +84,12 @@ def told(decoding: Decoding) -> str:
     return ", ".join(f"{key}={value}" for key, value in own.items())
 
 
-_KNOWN = ("layers", "draft_layers", "medium_layers", "prompt", "sequence")
+_KNOWN = ("layers", "draft_layers", "medium_layers", "prompt", "sequence_length")
 
 
 def steps_of(decoding: Decoding) -> Steps:
     """The algorithm that was decoded with, at its beginning. Interpret it until as many tokens are out as there were."""
     module = registry.algorithm(decoding.method)
     more = {} if not decoding.stop else {"stop": decoding.stop}
-    steps: Steps = module.decode(parameters_of(decoding), decoding.prompt, decoding.asked, **more)
+    steps: Steps = module.decode(parameters_of(decoding), decoding.prompt, decoding.max_tokens, **more)
     return steps

@@ -11,7 +11,7 @@ from model.costs.layer_times import UnitCost
 from model.methods.demand import Demand, of_one_process
 from model.methods.method_parameters import MethodParameters
 
-TOGETHER, APART = PLACEMENTS = ("together", "apart")
+COLOCATED, SEPARATE = PLACEMENTS = ("colocated", "separate")
 MAX_DRAFT = 250
 """Longer drafts than anybody makes; positions within one are kept in a byte."""
 
@@ -23,12 +23,12 @@ class DraftModel(MethodParameters):
     Parameters
     ----------
     placement
-        `together`: all models share the target's unit. `apart`: each has a unit of its own.
+        `colocated`: all models share the target's unit. `separate`: each has a unit of its own.
     draft_layers
         Depth of the draft model; its time is the scenario's `cost_ratio`, whatever its depth.
     """
 
-    placement: str = TOGETHER
+    placement: str = COLOCATED
     draft_layers: int = 1
 
     def check_models(self) -> None:
@@ -40,13 +40,13 @@ class DraftModel(MethodParameters):
     @classmethod
     def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """Costs that a choice with these parameters has: a link only where models are on units of their own."""
-        together = table.get("placement", TOGETHER) == TOGETHER
+        together = table.get("placement", COLOCATED) == COLOCATED
         return tuple(name for name in cls.COSTS if not (together and name == "link"))
 
     @property
     def separate_units(self) -> int:
         """Units that smaller models have to themselves."""
-        return 0 if self.placement == TOGETHER else len(self.roles)
+        return 0 if self.placement == COLOCATED else len(self.roles)
 
     @property
     def units(self) -> int:

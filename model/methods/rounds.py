@@ -325,14 +325,14 @@ def _next_unsure(doubts: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.asarray(np.minimum.accumulate(found[::-1])[::-1])
 
 
-def round_prices(cost: UnitCost, longest: int, *, apart: bool = False, texts: int = 1) -> RoundPrices:
+def round_prices(cost: UnitCost, longest: int, *, separate: bool = False, texts: int = 1) -> RoundPrices:
     """What a round takes that drafts 0, 1, ..., `longest` tokens: so many passes of the draft model, and one of the target.
 
-    Where the models are on units `apart`, a round takes the link twice, to the draft model and back; without drafts not at all.
+    Where the models are on units `separate`, a round takes the link twice, to the draft model and back; without drafts not at all.
     With several `texts` each pass is over as many tokens of each. Arithmetic as in Theorem 3.11 of [Leviathan2023]: gamma + 1
     tokens in the target, gamma in the draft model.
 
-    >>> prices = round_prices(UnitCost(40, cost_ratio=0.1, link=2.0, operations_ratio=0.5), 2, apart=True)
+    >>> prices = round_prices(UnitCost(40, cost_ratio=0.1, link=2.0, operations_ratio=0.5), 2, separate=True)
     >>> [each.tolist() for each in prices]
     [[40.0, 48.0, 52.0], [40.0, 44.0, 48.0], [1.0, 2.5, 4.0]]
     """
@@ -341,7 +341,7 @@ def round_prices(cost: UnitCost, longest: int, *, apart: bool = False, texts: in
     verify = cost.target_pass * cost.slowdowns(np.arange(1, longest + 2) * texts, texts)
     time, busy = (drafted * draft * share + verify for share in (1.0, cost.draft_devices))
     operations = texts * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
-    return RoundPrices(time + np.where(drafted > 0, 2 * cost.link * apart, 0.0), busy, operations)
+    return RoundPrices(time + np.where(drafted > 0, 2 * cost.link * separate, 0.0), busy, operations)
 
 
 def slowest_of(tokens: int, prices: RoundPrices) -> tuple[float, float]:

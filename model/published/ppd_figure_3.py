@@ -43,9 +43,9 @@ def sentences(points: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     if not points:
         return []
-    best, worst = (pick(points, key=lambda row: float(ppd.normalized_latency(row["match_rate"]))) for pick in (min, max))
-    limits = [f"{float(ppd.normalized_latency(row['match_rate'])):.3f} ({_named(row)})" for row in (best, worst)]
-    units = [f"{float(ppd.mean_units(row['match_rate'], row['candidates'])):.3f}" for row in (best, worst)]
+    best, worst = (pick(points, key=lambda row: float(ppd.relative_latency(row["match_rate"]))) for pick in (min, max))
+    limits = [f"{float(ppd.relative_latency(row['match_rate'])):.3f} ({_named(row)})" for row in (best, worst)]
+    units = [f"{float(ppd.mean_busy_units(row['match_rate'], row['candidates'])):.3f}" for row in (best, worst)]
     finite = [f"{_finite(row):.4f}" for row in (best, worst)]
     return [
         f"Eq. 3 of the PPD paper, many tokens: latency relative to plain decoding {' to '.join(limits)}, at {' and '.join(units)}"

@@ -21,7 +21,7 @@ from model.published.skipdecode_tables import LENGTHS, MEDIAN_PROMPTS
 
 COMPARED = ("half-up", "half-even")
 """The two ways to round a half that a reader would take for granted; downwards or upwards alone explain no family of rows."""
-SETTING = ("layers", "min_layers", "max_layers", "warm_up", "prompt", "sequence", "power")
+SETTING = ("layers", "min_layers", "max_layers", "warm_up", "prompt", "sequence_length", "power")
 """What Table 2 and the lengths of a data set say of a run."""
 _NAMES = {"opt-1.3b": "OPT-1.3B", "opt-6.7b": "OPT-6.7B", "e2e": "E2E", "reddit": "Reddit", "cnn_dm": "CNN/DailyMail"}
 
@@ -83,10 +83,10 @@ def _row(printed: Mapping[str, Any]) -> dict[str, Any]:
     data_set, model, label = (printed[name] for name in ("data_set", "model", "target_speedup"))
     bounds = published.table("skipdecode-table-2").lookup(model=model, target_speedup=label)
     base = _printed(data_set, model, 1)
-    prompt, sequence = LENGTHS[data_set]
+    prompt, sequence_length = LENGTHS[data_set]
     fitting = {rounding: _lengths(printed, rounding, prompt) for rounding in COMPARED}
     median = {rounding: _lengths(printed, rounding, MEDIAN_PROMPTS[data_set]) for rounding in COMPARED}
-    most = sequence - prompt
+    most = sequence_length - prompt
     at_limit = most in fitting["half-up"]
     realised = float(skipdecode.layer_speedup(base["mean_layers"], printed["mean_layers"]))
     odd = [f"{realised:.2f} times fewer, not {label:g}"] if round(realised, 2) < label else []
@@ -122,9 +122,9 @@ def common_lengths(data_set: str, model: str, rounding: str = "half-up", prompt:
 
 def _lengths(printed: Mapping[str, Any], rounding: str, prompt: int) -> tuple[int, ...]:
     bounds = published.table("skipdecode-table-2").lookup(model=printed["model"], target_speedup=printed["target_speedup"])
-    sequence = LENGTHS[printed["data_set"]][1]
+    sequence_length = LENGTHS[printed["data_set"]][1]
     return skipdecode.generated_of_mean(
-        printed["mean_layers"], bounds["min_layers"], bounds["max_layers"], prompt, sequence, rounding=rounding
+        printed["mean_layers"], bounds["min_layers"], bounds["max_layers"], prompt, sequence_length, rounding=rounding
     )
 
 
@@ -143,18 +143,18 @@ def of_run(points: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def replayed(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Of which data sets and models these settings are all of Table 2's: layers, min_layers, max_layers, prompt, sequence, warm_up,
-    power; other settings beside them do not matter.
+    """Of which data sets and models these settings are all of Table 2's: layers, min_layers, max_layers, prompt, sequence_length,
+    warm_up, power; other settings beside them do not matter.
 
     >>> table = [row for row in schedule_rows() if row["model"] == "opt-1.3b"]
-    >>> replayed([row | {"prompt": 60, "sequence": 160, "power": 1.0} for row in table])
+    >>> replayed([row | {"prompt": 60, "sequence_length": 160, "power": 1.0} for row in table])
     [('e2e', 'opt-1.3b')]
     """
     given = {tuple(each[key] for key in SETTING) for each in settings}
     found = []
     for model, table in _by_model().items():
-        for data_set, (prompt, sequence) in LENGTHS.items():
-            wanted = {(*(row[key] for key in SETTING[:4]), prompt, sequence, 1.0) for row in table}
+        for data_set, (prompt, sequence_length) in LENGTHS.items():
+            wanted = {(*(row[key] for key in SETTING[:4]), prompt, sequence_length, 1.0) for row in table}
             if wanted <= given:
                 found.append((data_set, model))
     return found

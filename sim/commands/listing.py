@@ -97,10 +97,10 @@ def details(what: str, name: str) -> dict[str, str]:
 
 
 def _profile(found: Profile) -> str:
-    ways = f", ways {'/'.join(map(str, found.ways))}" if found.kind == "model" else ""
+    tensor_parallel = f", tensor_parallel {'/'.join(map(str, found.tensor_parallel))}" if found.kind == "model" else ""
     whom = ", ".join(dict.fromkeys(source.repository for source in found.sources))
     what = f"{found.model or found.kind} on {found.device}, {found.dtype}, {found.engine} {found.mode}"
-    return f"{found.provenance}: {what}{ways} ({whom})"
+    return f"{found.provenance}: {what}{tensor_parallel} ({whom})"
 
 
 def _of_profile(found: Profile) -> dict[str, Any]:

@@ -255,7 +255,9 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Measured runs: NAME.json of `calibrate run`, one or several.")],
     profile: Annotated[
         list[str] | None,
-        typer.Option("--profile", metavar="ROLE=NAME", help="A profile of each model. Default: those of the runs' sitting."),
+        typer.Option(
+            "--profile", metavar="ROLE=NAME", help="A profile of each model. Default: those of the runs' measurement session."
+        ),
     ] = None,
     allow_mismatch: Annotated[
         bool, typer.Option("--allow-mismatch", help="Take a profile of another machine, model, dtype or mode; every row says so.")

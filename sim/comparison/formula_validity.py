@@ -170,7 +170,7 @@ def _bild(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) 
             continue
         settings = group[0].decoding.settings
         ratio = settings["draft_layers"] / settings["layers"]
-        speed = bild.speedup(fallback, rollback, settings["maximum_draft"], ratio, variant=settings["variant"])
+        speed = bild.speedup(fallback, rollback, settings["max_draft_length"], ratio, variant=settings["variant"])
         yield {
             "series": series, "x": float(threshold) if by_threshold else fallback, "formula": float(speed),
             **_speeds(group, beside), "x_name": x_name, "y_name": _SPEED,
@@ -185,7 +185,7 @@ def _bus(runs: MeasuredRuns, timed: Sequence[Compared], plain: Sequence[Compared
     for each in timed:
         own = runs.timed[each.row["decoding"]]
         spans = own.spans(own.middle)
-        if own.units < 2 or own.apart != "processes" or not spans:
+        if own.units < 2 or own.unit_kind != "processes" or not spans:
             continue
         slowed, free = (
             predict(each.decoding, over_processes(of, own, contention=held), own.units, record=True) for held in (True, False)

@@ -42,7 +42,7 @@ class Predicted:
     """Until the first commit."""
     parts: Mapping[str, float]
     """What units were held for: layers, heads, embeddings, calls and reads of each role."""
-    turns: float
+    scheduled: float
     """What whoever leads several processes did between looks and what followed them."""
     run: Run
 
@@ -74,7 +74,7 @@ def predict(decoding: Decoding, cost: PassCost, units: int = 1, *, record: bool 
         raise _other_way(decoding, str(error)) from None
     if tuple(run.tokens) != decoding.tokens:
         raise _other_way(decoding, "other tokens come out")
-    return Predicted(run.latency, run.commits[0][0], cost.spent, cost.turns, run)
+    return Predicted(run.latency, run.commits[0][0], cost.spent, cost.scheduled, run)
 
 
 def _other_way(decoding: Decoding, why: str) -> ParameterError:
@@ -166,10 +166,10 @@ def write(table: pl.DataFrame, out: Path) -> None:
     write_whole(out, writers[out.suffix])
 
 
-OVER_PROCESSES = ("dispatch", "wake", "promotion", "turn", "alone", "beside", "called")
+OVER_PROCESSES = ("dispatch", "wake", "promotion", "scheduling", "main_alone", "main_concurrent", "subprocess_step")
 """What only runs over several processes take."""
 OVER_STREAMS = OVER_PROCESSES[2:]
-"""What runs over streams of one GPU take: there is nobody to be told or woken, and launching is part of the turn."""
+"""What runs over streams of one GPU take: there is nobody to be told or woken, and launching is part of scheduling."""
 
 
 def missing(of: Mapping[str, ProfileCosts], timed: TimedDecoding) -> list[str]:
@@ -181,7 +181,7 @@ def missing(of: Mapping[str, ProfileCosts], timed: TimedDecoding) -> list[str]:
     found = [f"{part} of the {role}" for role in roles if role in of for part in of[role].missing if part != "send"]
     if timed.units > 1:
         profile = of["target"].profile
-        wanted = OVER_PROCESSES if timed.apart == "processes" else OVER_STREAMS
+        wanted = OVER_PROCESSES if timed.unit_kind == "processes" else OVER_STREAMS
         found += [part for part in wanted if part not in profile.parts]
     return found
 
@@ -193,14 +193,14 @@ def over_processes(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, cont
     target, others = of["target"], timed.units - 1
     times = {part: target.part(part, others) for part in OVER_PROCESSES}
     seconds = (0.0 if each is None else float(each.seconds) for each in times.values())
-    dispatch, link, promotion, turn, alone, beside, called = seconds
+    dispatch, link, promotion, scheduling, alone, beside, subprocess_step = seconds
     # What others slow down is told by a layer in the middle of the text that processes were timed on.
     layer = float(target.layer(1, 2 * PROCESS_TEXT).seconds)
     slower = [alone / layer if alone else 1.0]
     slower += [beside / layer] if beside and contention else []
     return PassCost(
-        of, slower=slower, dispatch=dispatch, link=link, promotion=promotion, turn=turn, single=False,
-        called=called * layer / beside if called and beside else None,
+        of, slower=slower, dispatch=dispatch, link=link, promotion=promotion, scheduling=scheduling, single=False,
+        subprocess_step=subprocess_step * layer / beside if subprocess_step and beside else None,
     )  # fmt: skip
 
 
@@ -265,7 +265,8 @@ def _row(runs: MeasuredRuns, number: int, timed: TimedDecoding, predicted: Predi
     foretold = predicted.after_first if several else predicted.total
     noise = timed.noise(prompt=not several)
     return {
-        "decoding": number, "method": decoding.method + (f"-{timed.apart}" if timed.units > 1 else ""), "settings": told(decoding),
+        "decoding": number, "method": decoding.method + (f"-{timed.unit_kind}" if timed.units > 1 else ""),
+        "settings": told(decoding),
         "prompt": runs.log.names[number], "forced": "" if not forced or forced[number] is None else _said(forced[number]),
         "tokens": len(decoding.tokens), "units": timed.units, "predicted_s": foretold, "measured_s": measured,
         "error": foretold / measured - 1, "noise": noise, "repeats": int(timed.kept.sum()), "disturbed": timed.disturbed,
@@ -281,8 +282,8 @@ def _parts(timed: TimedDecoding, predicted: Predicted) -> dict[str, float]:
         for whose, spent in (("predicted", spent_by_main(predicted)), ("measured", timed.of_main())):
             for what, seconds in spent.items():
                 found[f"{whose}_{MAIN[what]}_s"] += seconds
-        found["predicted_target_s"] -= predicted.turns  # each is behind a look, where a unit is held for both
-        found["predicted_rest_s"] = predicted.turns
+        found["predicted_target_s"] -= predicted.scheduled  # each is behind a look, where a unit is held for both
+        found["predicted_rest_s"] = predicted.scheduled
         found["predicted_waiting_s"] = predicted.total - sum(found[f"predicted_{name}_s"] for name in PARTS)
         found["measured_rest_s"] = timed.median(prompt=True) - sum(found[f"measured_{name}_s"] for name in PARTS)
         return found
@@ -315,13 +316,16 @@ def _said(values: Mapping[str, Any]) -> str:
 
 
 def profiles_of(names: Sequence[str], runs: MeasuredRuns, folder: Path) -> dict[str, Profile]:
-    """Profiles by role: those given as ROLE=PROFILE, one alone for the target; or those of the runs' sitting, beside them."""
+    """Profiles by role: those given as ROLE=PROFILE, one alone for the target; or those of the runs' measurement session, beside
+    them."""
     from model.hardware import profile_files
 
     found: dict[str, Profile] = {}
     if not names:
         if not runs.about["profiles"]:
-            raise ParameterError("profile is required: the runs name none of their sitting; give --profile ROLE=NAME for each")
+            raise ParameterError(
+                "profile is required: the runs name none of their measurement session; give --profile ROLE=NAME for each"
+            )
         return {role: profile_files.load(str(folder / name)) for role, name in runs.about["profiles"].items()}
     for each in names:
         role, equals, name = each.partition("=")

@@ -31,7 +31,7 @@ SUMS = tuple(Sums.__dataclass_fields__)
 def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: Any) -> dict[str, Any]:
     """Estimates and intervals of a simulated point; the input interval is the formula's, in proportion to the estimate."""
     plain = case.plain_time
-    values, wide, spread = sums.sampled(plain, case.steps, case.ways)
+    values, wide, spread = sums.sampled(plain, case.steps, case.tensor_parallel)
     row: dict[str, Any] = dict(values)
     for name in metrics.ESTIMATES:
         if name == "speedup":
@@ -43,7 +43,7 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
             for bound in ("input_low", "input_high"):
                 row[f"{name}_{bound}"] = values[name] * formula[f"{name}_{bound}"] / formula[name]
     row |= formula_view.over_one_device(case, row)
-    row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": float(case.devices(case.held))}
+    row |= {"latency_sd_layers": spread, "replications": sums.count, "reserved_units": float(case.devices(case.held))}
     return row
 
 
@@ -162,18 +162,18 @@ def table(frame: pl.DataFrame) -> pl.DataFrame:
 
 def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
     """Columns in their order: descriptions first, then each estimate with its bounds; what has no value is null."""
-    absent = {*metrics.ESTIMATES, "held_units"} - {*frame.collect_schema().names()}
+    absent = {*metrics.ESTIMATES, "reserved_units"} - {*frame.collect_schema().names()}
     frame = frame.with_columns(pl.lit(None, dtype=pl.Float64).alias(name) for name in sorted(absent))
-    frame = frame.with_columns(held_layers=pl.col("held_units") * pl.col("latency_layers"))
+    frame = frame.with_columns(reserved_layers=pl.col("reserved_units") * pl.col("latency_layers"))
     names = frame.collect_schema().names()
     if metrics.ONE_DEVICE in names:  # on one device the two speed-ups are one
         own = {f"speedup{end}": f"{metrics.ONE_DEVICE}{end}" for end in ("", *(f"_{each}" for each in metrics.BOUNDS))}
         frame = frame.with_columns(
-            pl.when(pl.col("ways") == 1).then(pl.col(name)).otherwise(pl.col(other)).alias(other)
+            pl.when(pl.col("tensor_parallel") == 1).then(pl.col(name)).otherwise(pl.col(other)).alias(other)
             for name, other in own.items() if name in names and other in names
         )  # fmt: skip
     if "seconds_per_layer" in names:
-        times = {f"{name}_layers": (f"{name}_s", 1.0) for name in ("latency", "busy", "held")}
+        times = {f"{name}_layers": (f"{name}_s", 1.0) for name in ("latency", "busy", "reserved")}
         times |= {name: (name.replace("layers", "ms"), 1e3) for name in names if name.startswith("tpot_layers")}
         seconds = pl.col("seconds_per_layer")
         # What a layer takes is known to within an error: of the bounds from inputs it is a part.

@@ -38,8 +38,8 @@ LEAST_OF_WORDS = 24
 """The width of a column of words, where room is short; longer ones go over several lines."""
 NOTHING = "no closed form says anything of these points; ask for --view paths, or events"
 TITLES = {
-    "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "normalized_latency": "normalised latency",
-    "mean_units": "mean units busy", "compute_per_token": "unit-time per token", "tokens_per_round": "tokens per round",
+    "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "relative_latency": "latency relative to plain decoding",
+    "mean_busy_units": "mean busy units", "compute_per_token": "unit-time per token", "tokens_per_round": "tokens per round",
     "operations_per_token": "operations per token [of a plain token]", "straggler_loss": "straggler loss",
     "speedup_over_one_device": "speed-up over one device",
 }  # fmt: skip
@@ -123,14 +123,14 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
         for index, view in enumerate(views):
             heading = Text(f"{TITLES[estimate] if index == 0 else ''}\n{view}")  # a unit in brackets is no markup
             table.add_column(heading, justify="right", no_wrap=True)
-    if "mean_units" in estimates:
+    if "mean_busy_units" in estimates:
         table.add_column("units\nheld", justify="right")
     for part in frame.partition_by("point", maintain_order=True):
         rows = {row["view"]: row for row in part.to_dicts()}
         first = next(iter(rows.values()))
         cells = [_plain(first[key]) for key in keys]
         cells += [_estimate(rows.get(view), estimate, digits) for estimate in estimates for view in views]
-        table.add_row(*cells, *([_plain(int(list(rows.values())[-1]["held_units"]))] if "mean_units" in estimates else []))
+        table.add_row(*cells, *([_plain(int(list(rows.values())[-1]["reserved_units"]))] if "mean_busy_units" in estimates else []))
     for column in table.columns:
         # Where room is short, words go over several lines, but no number is cut: it would read as another.
         lines = [line for cell in (column.header, *column.cells) for line in str(cell).split("\n")]
@@ -165,16 +165,16 @@ def _size(values: Any) -> int:
 def describing(frame: pl.DataFrame) -> list[str]:
     """The columns that tell the points apart, and the rates."""
     aside = {
-        "point", "view", "replications", "latency_sd_layers", "held_units", "held_layers", "peak_units", "paths_difference",
+        "point", "view", "replications", "latency_sd_layers", "reserved_units", "reserved_layers", "peak_units", "paths_difference",
         *(f"{rate}{more}" for rate in _RATES for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
-        "contended", "exact", "units", "outcomes", "latency_s", "busy_s", "held_s", *metrics.columns(), *metrics.PER_ROUND,
+        "contended", "exact", "units", "outcomes", "latency_s", "busy_s", "reserved_s", *metrics.columns(), *metrics.PER_ROUND,
         *metrics.WORK, "straggler_loss", "arithmetic_intensity", "agreement_source", "no_value_because",
         *(f"plain_{name}" for name in metrics.PLAIN_WORK),
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
     if "seconds_error" in frame.columns:
         aside |= {"seconds_per_layer", "seconds_error", "context_drift", "memory_share", "prompt_s", "cost_source", "cost_missing"}
-    fewer = pl.col("contended") | (pl.col("units") != pl.col("held_units"))
+    fewer = pl.col("contended") | (pl.col("units") != pl.col("reserved_units"))
     if frame["units"].n_unique() > 1 and frame.select(fewer.any()).item():
         aside -= {"units"}
     if frame["exact"].n_unique() > 1:

@@ -24,11 +24,11 @@ MOST_POINTS = 200_000
 """A verdict is on a table that is read whole."""
 MOST_SAID = 4
 """Conditions, choices or ties that a sentence lists."""
-DEVICES = ("ways", "tensor_parallel", "units")
+DEVICES = ("tensor_parallel", "units")
 """Of [cost] and [cluster] what is chosen; the rest is given."""
 LOAD = {"batching": "continuous", "sequences": 1, "lengths": None}
 """How many sequences are decoded together and how, and what it is where nothing says it."""
-GIVEN = (*LOAD, "layers", "draft_layers", "medium_layers", "prompt", "sequence", "beams", "sampled")
+GIVEN = (*LOAD, "layers", "draft_layers", "medium_layers", "prompt", "sequence_length", "beams", "sampled")
 """Parameters of methods that are of the load, the models or what is asked of them: conditions, not choices."""
 COSTS = ("device", "profile", "shape", "prompt", "dtype", "busy")
 """Costs that are conditions where methods have their own; their models beside the target are part of the choice."""
@@ -152,7 +152,7 @@ def _rows(table: pl.LazyFrame) -> list[dict[str, Any]] | None:
     names = table.collect_schema().names()
     wanted = {
         "point", "view", "method", "speedup", *(f"speedup_{end}" for end in ("low", "high", "input_low", "input_high")), "tpot_ms",
-        "tpot_layers", "exact", "agreement", "held_units", "ways", "contended", "cost_missing", "cost_source",
+        "tpot_layers", "exact", "agreement", "reserved_units", "tensor_parallel", "contended", "cost_missing", "cost_source",
     }  # fmt: skip
     chosen = table.select([name for name in names if name in wanted]).collect()
     found: dict[int, dict[str, Any]] = {}
@@ -163,8 +163,8 @@ def _rows(table: pl.LazyFrame) -> list[dict[str, Any]] | None:
     timed = [name for name in ("tpot_ms", "tpot_layers") if all(_number(row.get(name)) for row in found.values())]
     for row in found.values():
         row["time"] = row[timed[0]] if timed else 1 / row["speedup"]
-        row["ways"] = int(row.get("ways") or 1)
-        row["held"] = int(row.get("held_units") or row["ways"])
+        row["tensor_parallel"] = int(row.get("tensor_parallel") or 1)
+        row["held"] = int(row.get("reserved_units") or row["tensor_parallel"])
     return [*found.values()]
 
 
@@ -278,18 +278,18 @@ def _answer(group: Sequence[_Point], unit: str) -> Answer:
     at, alike = group[0].at, True
     plain: dict[int, float] = {}
     for row in (point.row for point in group):
-        time = plain.setdefault(row["ways"], row["time"] * row["speedup"])
+        time = plain.setdefault(row["tensor_parallel"], row["time"] * row["speedup"])
         alike &= math.isclose(time, row["time"] * row["speedup"], rel_tol=1e-6)
     if not alike:  # costs of their own, in a unit of their own: only what is over plain decoding compares
         plain = {1: 1.0}
-    quickest = min(plain, key=lambda ways: (plain[ways], ways))
+    quickest = min(plain, key=lambda tensor_parallel: (plain[tensor_parallel], tensor_parallel))
     name = PLAIN + (f" on {_count(quickest, 'device')}" if len(plain) > 1 else "")
     choices: dict[str, Choice] = {}
     for _, _, label, _, row in group:
         if row["method"] == registry.PLAIN:
             continue
         where = f" on {_count(row['held'], unit)}" if unit else ""
-        made = _choice(label + where, row, plain[quickest] / plain[row["ways"]] if alike else 1.0)
+        made = _choice(label + where, row, plain[quickest] / plain[row["tensor_parallel"]] if alike else 1.0)
         if made.label not in choices or made.speedup > choices[made.label].speedup:
             choices[made.label] = made
     ordered = sorted(choices.values(), key=lambda each: (-each.speedup, each.label))

@@ -306,14 +306,15 @@ class Case:
         return self.parameters.plain_time(self.settings.tokens, cost)
 
     @property
-    def ways(self) -> int:
+    def tensor_parallel(self) -> int:
         """Devices in a unit: more than one where layers are split over them."""
-        return 1 if self.priced is None else self.priced.ways
+        return 1 if self.priced is None else self.priced.tensor_parallel
 
     def devices(self, units: int) -> int:
-        """Number of devices in `units`: `ways` for each of the target's, one for each that a smaller model has to itself."""
+        """Number of devices in `units`: `tensor_parallel` for each of the target's, one for each that a smaller model has to
+        itself."""
         single = min(self.parameters.separate_units, max(units - 1, 0))
-        return (units - single) * self.ways + single
+        return (units - single) * self.tensor_parallel + single
 
     @cached_property
     def contention(self) -> str | None:
@@ -424,9 +425,12 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     cluster = machine.cluster(parameters.units)
     parameters = parameters.with_costs(model)
     if priced is not None:
-        if priced.ways > 1 and 0 < parameters.separate_units < cluster.units:  # with fewer units they share the target's
-            model = replace(model, draft_devices=1 / priced.ways)
-            ends = {end: replace(getattr(priced.point, end), draft_devices=1 / priced.ways) for end in ("cost", "slow", "fast")}
+        if priced.tensor_parallel > 1 and 0 < parameters.separate_units < cluster.units:  # with fewer units they share the target's
+            model = replace(model, draft_devices=1 / priced.tensor_parallel)
+            ends = {
+                end: replace(getattr(priced.point, end), draft_devices=1 / priced.tensor_parallel)
+                for end in ("cost", "slow", "fast")
+            }
             priced = replace(priced, point=replace(priced.point, **ends))
         return Case(name, parameters, settings, {}, model, priced.point.seconds_per_layer, cluster, priced.shapes, priced)
     shapes = _shapes(cost, parameters, name, where["cost"])

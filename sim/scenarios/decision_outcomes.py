@@ -46,7 +46,7 @@ class DecidesByThresholds(Protocol):
     fallback_threshold: float | None
     rollback_threshold: float | None
     variant: str
-    maximum_draft: int
+    max_draft_length: int
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class DecisionsAtThresholds(LawRecord):
         low, high = _thresholds(deciding)
         record = self.record()
         found = record.rates(low, high, variant=deciding.variant)
-        agreement = float(bild.agreement(record, low, high, deciding.maximum_draft, variant=deciding.variant))
+        agreement = float(bild.agreement(record, low, high, deciding.max_draft_length, variant=deciding.variant))
         rates = float(found.fallback_rate), float(np.nan_to_num(found.rollback_rate))
         trials = None if self.sureness is not None else int(record.confidence.size)
         outcome = _independent(*rates, trials, record.source)
@@ -218,7 +218,7 @@ def _foreign(parameters: DecidesByThresholds, decided: Digits, record: Decisions
     """How many tokens of a recorded text stay that the large model would not have written."""
     start = foreign = 0
     while start < tokens:
-        drafted = slice(start, min(start + parameters.maximum_draft, tokens - 1))
+        drafted = slice(start, min(start + parameters.max_draft_length, tokens - 1))
         stops = np.flatnonzero(decided[drafted])
         kept = int(stops[0]) if stops.size else len(decided[drafted])
         foreign += int(np.count_nonzero(~record.agrees[start : start + kept]))

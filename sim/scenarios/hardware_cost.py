@@ -67,9 +67,9 @@ class HardwareCost:
     prompt
         Cached positions when the first token is decoded. Costs are those in the middle of the text, at the batch of the method
         (`sequences`).
-    ways
+    tensor_parallel
         Devices over which each layer of the large model is split; a unit is then so many devices. The draft is not split;
-        with `placement` apart its unit is one device.
+        with `placement` separate its unit is one device.
     busy
         Other units of the same host that are at work meanwhile, where the profile knows what that does.
     step_s
@@ -101,7 +101,7 @@ class HardwareCost:
     medium_shape: str | None = None
     dtype: str | None = None
     prompt: int = 512
-    ways: int = 1
+    tensor_parallel: int = 1
     busy: int = 0
     step_s: float = 0.0
     draft_step_s: float = 0.0
@@ -141,7 +141,7 @@ class HardwareCost:
         if self.device is not None:
             devices.device(self.device)
         checks.whole("prompt", self.prompt, 0, checks.MAX_TOKENS)
-        checks.whole("ways", self.ways, 1, 1024)
+        checks.whole("tensor_parallel", self.tensor_parallel, 1, 1024)
         checks.whole("busy", self.busy, 0, 1024)
         for name in ("step_s", "draft_step_s", *_SECONDS):
             checks.number(name, getattr(self, name), 0, MAX_SECONDS)
@@ -158,14 +158,16 @@ class HardwareCost:
         """Seconds that an engine adds to a pass of a role."""
         return self.step_s if role == "target" else self.draft_step_s
 
-    def of(self, role: str, ways: int = 1) -> Hardware | None:
+    def of(self, role: str, tensor_parallel: int = 1) -> Hardware | None:
         """The hardware model of a role, or none where nothing is said of it."""
         where = "" if role == "target" else f"{role}_"
         shape = getattr(self, f"{where}shape")
         if self.kind == "roofline":
             if shape is None:
                 return None
-            return _roofline(devices.device(str(self.device)), transformer.named(shape, self.dtype), self._efficiency(), ways)
+            return _roofline(
+                devices.device(str(self.device)), transformer.named(shape, self.dtype), self._efficiency(), tensor_parallel
+            )
         name = getattr(self, f"{where}profile")
         if name is None:
             # Nobody has measured it there: its arithmetic over the same device's peaks has to do.
@@ -173,35 +175,39 @@ class HardwareCost:
             if not isinstance(at, ProfileCosts) or at.profile.device not in devices.DEVICES:
                 return None
             of = devices.device(at.profile.device)
-            return _roofline(of, transformer.named(str(shape), at.profile.dtype), Efficiency(), ways)
+            return _roofline(of, transformer.named(str(shape), at.profile.dtype), Efficiency(), tensor_parallel)
         try:
-            return _measured(name, shape, self.dtype, ways)
+            return _measured(name, shape, self.dtype, tensor_parallel)
         except ParameterError as error:
             raise ParameterError(f"{where}profile: {error}") from None
 
 
 @functools.lru_cache(maxsize=256)
-def _roofline(of: devices.Device, made: Shape, efficiency: Efficiency, ways: int) -> Roofline:
+def _roofline(of: devices.Device, made: Shape, efficiency: Efficiency, tensor_parallel: int) -> Roofline:
     published = of.published
     if made.dtype not in of.rates:
         said = f"{', '.join(of.rates)}, what is {'published' if published else 'given'} of {of.name}"
         raise ParameterError(f"dtype must be one of {said}, got {checks.shown(made.dtype)}")
     source = f"assumed efficiencies of the {'published peaks' if published else 'peaks given'} of {of.name}"
-    return Roofline(made, of.bandwidth, of.rates[made.dtype], efficiency, ways, of.link or of.host_link, provenance=source)
+    return Roofline(
+        made, of.bandwidth, of.rates[made.dtype], efficiency, tensor_parallel, of.link or of.host_link, provenance=source
+    )
 
 
 _Stamp = tuple[int, int] | None
 """`model.base.bounded_files.stamp`: a profile that was written again is read again."""
 
 
-def _measured(name: str, shape: str | None, dtype: str | None, ways: int) -> ProfileCosts:
+def _measured(name: str, shape: str | None, dtype: str | None, tensor_parallel: int) -> ProfileCosts:
     path = Path(name)
     changed = bounded_files.stamp(path) if path.suffix == ".json" else None
-    return _looked_up(name, shape, None if shape is None else transformer.named(shape), dtype, ways, changed)
+    return _looked_up(name, shape, None if shape is None else transformer.named(shape), dtype, tensor_parallel, changed)
 
 
 @functools.lru_cache(maxsize=64)
-def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | None, ways: int, changed: _Stamp) -> ProfileCosts:
+def _looked_up(
+    name: str, shape: str | None, made: Shape | None, dtype: str | None, tensor_parallel: int, changed: _Stamp
+) -> ProfileCosts:
     found = _loaded(name, changed)
     if dtype is not None and dtype != found.dtype:
         raise ParameterError(f"dtype must be {found.dtype}, what {found.name} is of, got {checks.shown(dtype)}; {_covers(found)}")
@@ -210,13 +216,15 @@ def _looked_up(name: str, shape: str | None, made: Shape | None, dtype: str | No
 
         if shape is None or made is None:
             raise ParameterError(f"{found.name} is of operations: name the shape that it is to compose (`sim ls shapes`)")
-        found = composed_layers.layer(found, replace(made, dtype=found.dtype), model=transformer.label(shape), ways=ways)
+        found = composed_layers.layer(
+            found, replace(made, dtype=found.dtype), model=transformer.label(shape), tensor_parallel=tensor_parallel
+        )
     elif made is not None and replace(made, dtype=shape_of(found).dtype) != shape_of(found):
         raise ParameterError(
             f"{found.name} is of {found.model}, not of {shape}; leave shape out, or take one of operations, which composes any;"
             f" {_covers(found)}"
         )
-    return ProfileCosts(found, ways=ways)
+    return ProfileCosts(found, tensor_parallel=tensor_parallel)
 
 
 def _covers(found: profile.Profile) -> str:
@@ -244,7 +252,7 @@ class Priced:
 
     point: OperatingPoint
     shapes: Mapping[str, Shape]
-    ways: int
+    tensor_parallel: int
     one_device: OperatingPoint | None
     """Plain decoding on one device, where a unit is several and the model fits one; else None."""
     memory: DeviceMemory | None
@@ -261,7 +269,7 @@ def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, where:
     models: dict[str, Hardware] = {}
     for role in ("target", *parameters.roles):
         try:
-            found = cost.of(role, cost.ways if role == "target" else 1)
+            found = cost.of(role, cost.tensor_parallel if role == "target" else 1)
         except ParameterError as error:
             raise ParameterError(f"{where}: {error}") from None
         if found is None:
@@ -290,14 +298,14 @@ def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, where:
     room = _memory(cost, models, tokens, parameters)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
     reading = float(cost_models.prompt_time(served["target"], max(cost.prompt, 1), batch).seconds)
-    return Priced(point, shapes, cost.ways, alone, room, source, reading, _missing(cost, models, parameters))
+    return Priced(point, shapes, cost.tensor_parallel, alone, room, source, reading, _missing(cost, models, parameters))
 
 
 def _one_device(
     cost: HardwareCost, tokens: int, parameters: MethodParameters, *, texts: bool, together: int, widest: int
 ) -> OperatingPoint | None:
-    """Plain decoding on one device instead of `ways`; None where the model, with its cache, is not known to fit it."""
-    if cost.ways == 1:
+    """Plain decoding on one device instead of `tensor_parallel`; None where the model, with its cache, is not known to fit it."""
+    if cost.tensor_parallel == 1:
         return None
     try:
         single = cost.of("target", 1)
@@ -338,7 +346,7 @@ def _memory(cost: HardwareCost, models: Mapping[str, Hardware], tokens: int, par
     also = () if parameters.separate_units else tuple(each.shape for role, each in models.items() if role != "target")
     batch = parameters.sequences
     room = cost_models.memory(
-        target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, ways=cost.ways, also=also
+        target.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch, tensor_parallel=cost.tensor_parallel, also=also
     )
     cost_models.refuse_too_large(room, of.name)
     return room

@@ -31,7 +31,7 @@ SECTIONS = ("scenario", "method", "outcomes", "cost", "cluster", "sweep")
 OWN = ("outcomes", "cost")
 """Sections that a method may have of its own."""
 DEFAULT = "ppd-figures-3-and-4"
-RESULTS_VERSION = 6
+RESULTS_VERSION = 7
 """Raised when the same scenario would give other numbers, or other columns: shards of another version are not resumed."""
 
 Tables = dict[str, Any]
@@ -282,7 +282,7 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
     swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
     axes = {path.rpartition(".")[2]: values for path, values in swept.items() if isinstance(values, list)}
     named: dict[str, str] = {}
-    said: dict[str, dict[Any, None]] = {"prompt": {}, "ways": {}}
+    said: dict[str, dict[Any, None]] = {"prompt": {}, "tensor_parallel": {}}
     for table in costs:
         varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), 1000)]
         for values in varied:

@@ -200,7 +200,7 @@ class _Reader:
             case "confidence":
                 assert step.token is not None
                 return law[step.token]
-            case "chance":
+            case "probability":
                 assert step.token is not None
                 return law[step.token]
             case "distance":

@@ -94,8 +94,8 @@ def _points(draw: DrawFn, name: str, kinds: tuple[str, ...] = ("layer-times", "h
     medium = name == "hierarchical"
     cost = draw(_layer_times(kind, medium=medium) if kind in ("layer-times", "falling") else _on_hardware(kind, medium=medium))
     if "sequences" in cost:
-        ways = (CONTINUOUS, LOCKSTEP) if name == "speculative" else (LOCKSTEP,)
-        method |= {"sequences": cost["sequences"], "batching": draw(st.sampled_from(ways))}
+        tensor_parallel = (CONTINUOUS, LOCKSTEP) if name == "speculative" else (LOCKSTEP,)
+        method |= {"sequences": cost["sequences"], "batching": draw(st.sampled_from(tensor_parallel))}
         cost = {key: value for key, value in cost.items() if key != "sequences"}
     method["layers"] = PRESETS[cost["shape"]].layers if "shape" in cost else 1
     laws = {each: {"kind": "iid", "acceptance_rate": value} for each, value in rate.items()}
@@ -116,9 +116,9 @@ def _on_hardware(kind: str, *, medium: bool) -> SearchStrategy[Example]:
         {"kind": "roofline", "device": "a100", "shape": "llama-2-7b"}, {"kind": "profile", "profile": "h100-llama-2-13b",
          "shape": "llama-2-13b"},
     )  # fmt: skip
-    ways, sequences = st.sampled_from((2, 4) if kind == "split" else (1, 2, 4)), st.sampled_from((1, 8))
-    found = st.tuples(st.sampled_from(sources), ways, sequences)
-    return found.map(lambda drawn: drawn[0] | shapes | {"ways": drawn[1], "sequences": drawn[2]})
+    tensor_parallel, sequences = st.sampled_from((2, 4) if kind == "split" else (1, 2, 4)), st.sampled_from((1, 8))
+    found = st.tuples(st.sampled_from(sources), tensor_parallel, sequences)
+    return found.map(lambda drawn: drawn[0] | shapes | {"tensor_parallel": drawn[1], "sequences": drawn[2]})
 
 
 def _theorem(method: str, number: str = "33") -> Theorem:

@@ -33,7 +33,7 @@ ROUNDING = 1e-9
 """Relative error up to which sums of the same times are the same. The clock of the events adds the times of passes one by one,
 paths multiply: n terms above zero are summed to within a relative error of (n - 1) 2^-53 (Higham, Accuracy and Stability of
 Numerical Algorithms, 2002, section 4.2), so of a million passes to 1.2e-10 at worst, and to far less as a rule."""
-QUANTITIES = ("latency_layers", "busy_layers", "mean_units_per_run", "rounds", "drafted")
+QUANTITIES = ("latency_layers", "busy_layers", "mean_busy_units_per_run", "rounds", "drafted")
 SQUARES = ("rounds_square", "drafted_square")
 """Sums of squares over replications, beside those of `sim.views.metrics.Sums`."""
 
@@ -108,15 +108,15 @@ def _compared(
     if slowest is None:
         return
     time, busy = slowest(case.parameters, case.settings.tokens, case.cost)
-    deviation, ways = formula.get("latency_sd_layers"), case.ways
+    deviation, tensor_parallel = formula.get("latency_sd_layers"), case.tensor_parallel
     known = deviation is not None and math.isfinite(deviation)
     yield (
         "latency_layers", time, formula.get("latency_layers"), deviation**2 if known and deviation is not None else None,
         sums.latency, sums.latency_square,
     )  # fmt: skip
-    yield "busy_layers", busy * ways, formula.get("busy_layers"), None, sums.busy, sums.busy_square
-    units = max(case.parameters.units, case.demand.units) * ways
-    yield "mean_units_per_run", units, formula.get("mean_units_per_run"), None, sums.ratio, sums.ratio_square
+    yield "busy_layers", busy * tensor_parallel, formula.get("busy_layers"), None, sums.busy, sums.busy_square
+    units = max(case.parameters.units, case.demand.units) * tensor_parallel
+    yield "mean_busy_units_per_run", units, formula.get("mean_busy_units_per_run"), None, sums.ratio, sums.ratio_square
     per_round, rate = formula.get("tokens_per_round"), formula.get("draft_acceptance_rate")
     if per_round and math.isfinite(per_round) and "rounds_square" in more:
         rounds = case.outputs / per_round

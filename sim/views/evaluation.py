@@ -72,9 +72,13 @@ def walk(case: Case, block: int) -> tuple[Floats, Floats] | Tally:
     played = {name: play(name) for name in case.outcomes}
     given: Any = by_outcome(played) if played else iter(())
     found: tuple[Floats, Floats] | Tally = method.walk(case.parameters, case.settings.tokens, case.cost, given)
-    if case.ways == 1:
+    if case.tensor_parallel == 1:
         return found
-    return found._replace(busy=found.busy * case.ways) if isinstance(found, Tally) else (found[0], found[1] * case.ways)
+    return (
+        found._replace(busy=found.busy * case.tensor_parallel)
+        if isinstance(found, Tally)
+        else (found[0], found[1] * case.tensor_parallel)
+    )
 
 
 def paths_row(case: Case, start: int, stop: int) -> Row:
@@ -119,7 +123,7 @@ def simulate(case: Case, world: World, *, record: bool = False) -> Any:
 def events_row(case: Case, start: int, stop: int) -> Row:
     """Sums over replications [start, stop), which lie in one block, and how far the vectorised paths are from them."""
     runs = [simulate(case, world) for world in worlds_of(case, start, stop)]
-    latency, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs]) * case.ways
+    latency, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs]) * case.tensor_parallel
     peak = case.devices(max(run.peak_units for run in runs))
     row = asdict(Sums.of(latency, busy)) | _frequencies(latency) | {"peak_units": peak, "paths_difference": None}
     account = Account()

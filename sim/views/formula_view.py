@@ -167,7 +167,7 @@ def _described(grid: Grid, points: Points) -> pl.DataFrame:
         _gathered([point_columns.of_costs(case) for case in cases], chosen[1]),
     ]  # fmt: skip
     if points.number.size and all(case.contended for case in cases):
-        columns.append(pl.DataFrame({"held_units": points.of_choices(lambda case: float(case.devices(case.held)))}))
+        columns.append(pl.DataFrame({"reserved_units": points.of_choices(lambda case: float(case.devices(case.held)))}))
     found = pl.concat(columns, how="horizontal")
     where = np.unravel_index(points.number, grid.shape)[1:]
     own = set().union(*(point_columns.axes_of_costs(case) for case in cases))
@@ -197,23 +197,23 @@ def _gathered(rows: Sequence[Row], index: Index) -> pl.DataFrame:
 def estimates(points: Points) -> pl.DataFrame:
     """The theory's estimates of points of one method."""
     method = registry.method(points.choices[points.choice[0]].method)
-    ways, steps = points.of_choices(lambda case: case.ways), points.of_choices(lambda case: case.steps)
-    prediction = _predicted(method, points, "law", "cost", ways)
-    found: dict[str, Floats] = metrics.of_prediction(prediction, steps, ways)
+    tensor_parallel, steps = points.of_choices(lambda case: case.tensor_parallel), points.of_choices(lambda case: case.steps)
+    prediction = _predicted(method, points, "law", "cost", tensor_parallel)
+    found: dict[str, Floats] = metrics.of_prediction(prediction, steps, tensor_parallel)
     bounded = _bounded(points)
     if bounded.size:
         # All rates at their low ends together, with all costs at their high ones, and the other way round.
         part = points.at(bounded)
-        ends = [_predicted(method, part, *end, ways[bounded]) for end in (("low", "slow"), ("high", "fast"))]
-        low, high = (metrics.of_prediction(each, steps[bounded], ways[bounded]) for each in ends)
+        ends = [_predicted(method, part, *end, tensor_parallel[bounded]) for end in (("low", "slow"), ("high", "fast"))]
+        low, high = (metrics.of_prediction(each, steps[bounded], tensor_parallel[bounded]) for each in ends)
         found |= _between(low, high, bounded, points.number.size)
     if prediction.rounds is not None:
         outputs = points.of_choices(lambda case: case.outputs)
         found |= metrics.per_round(outputs, prediction.rounds, prediction.drafted, prediction.operations)
     found["latency_sd_layers"] = np.sqrt(np.asarray(prediction.latency_variance, dtype=np.float64))
-    found["held_units"] = points.of_choices(lambda case: float(case.devices(case.held)))
+    found["reserved_units"] = points.of_choices(lambda case: float(case.devices(case.held)))
     more = [pl.DataFrame({name: np.broadcast_to(values, points.number.shape) for name, values in found.items()})]
-    if (ways > 1).any():
+    if (tensor_parallel > 1).any():
         more.append(_each(points, found, over_one_device))
     if prediction.rounds is None:
         more.append(_each(points, found, lambda case, row: operations_of(case, row["compute_per_token"]), ("compute_per_token",)))
@@ -227,7 +227,7 @@ def estimates(points: Points) -> pl.DataFrame:
     return pl.concat([each for each in more if each.width], how="horizontal")
 
 
-def _predicted(method: registry.Method, points: Points, rates: str, costs: str, ways: Floats) -> Prediction:
+def _predicted(method: registry.Method, points: Points, rates: str, costs: str, tensor_parallel: Floats) -> Prediction:
     """The prediction where rates are known (`law`), or at an end of their interval (`low`, `high`), at costs (`cost`, `slow`,
     `fast`), in devices: where layers are split a unit is several, of plain decoding too.
     """
@@ -237,11 +237,13 @@ def _predicted(method: registry.Method, points: Points, rates: str, costs: str, 
     choices = [Choice(case.parameters, case.settings.tokens, _cost(case, costs)) for case in chosen]
     laws = [by_outcome({name: _law(outcome, rates) for name, outcome in points.outcomes[each].items()}) for each in taken.tolist()]
     prediction = method.predict_points(PredictionPoints(choices, laws, choice, law))
-    if (ways == 1).all():
+    if (tensor_parallel == 1).all():
         return prediction
     pairs = zip(points.choice.tolist(), prediction.units.tolist(), strict=True)
     devices = np.array([float(points.choices[choice].devices(int(units))) for choice, units in pairs])
-    return replace(prediction, busy=prediction.busy * ways, units_ratio=prediction.units_ratio * ways, units=devices)
+    return replace(
+        prediction, busy=prediction.busy * tensor_parallel, units_ratio=prediction.units_ratio * tensor_parallel, units=devices
+    )
 
 
 def _cost(case: Case, which: str) -> UnitCost:
@@ -291,7 +293,7 @@ def over_one_device(case: Case, row: Row) -> Row:
     What a step takes on one device is another measurement than what it takes on several: its error, and theirs, widen the bounds
     from inputs. Without a value where the model is not known to fit one device.
     """
-    if case.ways == 1 or case.priced is None:
+    if case.tensor_parallel == 1 or case.priced is None:
         return {}
     name, alone = metrics.ONE_DEVICE, case.plain_time_on_one_device
     if alone is None or case.priced.one_device is None:

@@ -1,19 +1,19 @@
 """What is reported of a decoding, for every method and view alike: the columns of a table of results.
 
-Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-times summed over compute units.
+Times are in layer-times (`_layers`), `busy_layers` and `reserved_layers` in layer-times summed over compute units.
 
-========================  =========================================================================================
+=========================  ========================================================================================
 `latency_layers`          time until the last token
 `tpot_layers`             time per output token
 `speedup`                 time of plain decoding on the same devices (one unit: as many devices as layers are split over, in the
-                          same batch) over that time; `normalized_latency` is its inverse
-`speedup_over_one_device` the same of plain decoding on one device: where layers of some points are split over several (`ways`);
-                          null where the model, with the cache of its batch, is not known to fit one
+                          same batch) over that time; `relative_latency` is its inverse
+`speedup_over_one_device` the same of plain decoding on one device: where layers of some points are split over several
+                          (`tensor_parallel`); null where the model, with the cache of its batch, is not known to fit one
 `busy_layers`             unit-time busy: Theorem 4.1's compute
 `compute_per_token`       the same per token, over that of plain decoding on the same devices: device-time over device-time
-`mean_units`              mean busy_layers over mean latency_layers (Eq. 5 in the limit)
-`mean_units_per_run`      mean of busy_layers over latency_layers of each decoding: not the same, and larger
-`held_units`              units reserved throughout; `held_layers` is their unit-time
+`mean_busy_units`         mean busy_layers over mean latency_layers (Eq. 5 in the limit)
+`mean_busy_units_per_run` mean of busy_layers over latency_layers of each decoding: not the same, and larger
+`reserved_units`          units reserved throughout; `reserved_layers` is their unit-time
 `tokens_per_round`        of methods that draft: output tokens over rounds (of each text of a batch), the target's own included
 `draft_acceptance_rate`   accepted over drafted tokens: not the acceptance rate, which is accepted over tested ones
 `operations_per_token`    operations per token, in those of a plain token: without a unit, 1 of plain decoding (Theorem 3.11 of
@@ -37,11 +37,11 @@ Times are in layer-times (`_layers`), `busy_layers` and `held_layers` in layer-t
                           which shrinks as its sequences end, over one token of one
 `context_drift`           by how much a step of the batch that is run grows from the first token to the last, or falls, below zero:
                           costs are those at mid-context
-`memory_share`            weights and cache over what a device has; `ways` is over how many of them a layer is split
+`memory_share`            weights and cache over what a device has; `tensor_parallel` is over how many of them a layer is split
 `prompt_s`                reading the prompt, before the first token is decoded: it is in no other column
 `cost_source`             whose times these are: measured, composed of operations, or assumed
 `cost_missing`            parts of a pass that were not measured (`step`: launching, preparing, sampling): assumed to take 0
-========================  =========================================================================================
+=========================  ========================================================================================
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from model.outcomes.intervals import half_width
 Floats = NDArray[np.float64]
 
 ESTIMATES = (
-    "latency_layers", "tpot_layers", "speedup", "normalized_latency", "busy_layers", "compute_per_token", "mean_units",
-    "mean_units_per_run",
+    "latency_layers", "tpot_layers", "speedup", "relative_latency", "busy_layers", "compute_per_token", "mean_busy_units",
+    "mean_busy_units_per_run",
 )  # fmt: skip
 ONE_DEVICE = "speedup_over_one_device"
 PER_ROUND = ("tokens_per_round", "draft_acceptance_rate", "operations_per_token")
@@ -75,15 +75,16 @@ def columns() -> list[str]:
     return [f"{name}{bound}" for name in (*ESTIMATES, ONE_DEVICE) for bound in ("", *(f"_{each}" for each in BOUNDS))]
 
 
-def estimates(latency: Any, busy: Any, ratio: Any, plain: Any, tokens: Any, ways: Any = 1) -> dict[str, Floats]:
+def estimates(latency: Any, busy: Any, ratio: Any, plain: Any, tokens: Any, tensor_parallel: Any = 1) -> dict[str, Floats]:
     """All estimates from the means of latency, unit-time and their ratio; arrays of one value per point.
 
-    Plain decoding takes `plain` on a unit of `ways` devices; unit-time is in devices.
+    Plain decoding takes `plain` on a unit of `tensor_parallel` devices; unit-time is in devices.
     """
     latency, busy, ratio, plain = (np.asarray(value, dtype=np.float64) for value in (latency, busy, ratio, plain))
     with np.errstate(divide="ignore", invalid="ignore"):
         values = (
-            latency, latency / tokens, plain / latency, latency / plain, busy, busy / (plain * ways), busy / latency, ratio,
+            latency, latency / tokens, plain / latency, latency / plain, busy, busy / (plain * tensor_parallel), busy / latency,
+            ratio,
         )  # fmt: skip
     return dict(zip(ESTIMATES, values, strict=True))
 
@@ -99,9 +100,9 @@ def per_round(tokens: Any, rounds: Any, drafted: Any, operations: Any) -> dict[s
     return dict(zip(PER_ROUND, values, strict=True))
 
 
-def of_prediction(prediction: Prediction, tokens: Any, ways: Any = 1) -> dict[str, Floats]:
+def of_prediction(prediction: Prediction, tokens: Any, tensor_parallel: Any = 1) -> dict[str, Floats]:
     """The estimates that the theory gives."""
-    return estimates(prediction.latency, prediction.busy, prediction.units_ratio, prediction.plain_latency, tokens, ways)
+    return estimates(prediction.latency, prediction.busy, prediction.units_ratio, prediction.plain_latency, tokens, tensor_parallel)
 
 
 def worked(bill: Bill, tokens: float, sequences: int = 1) -> dict[str, float]:
@@ -133,7 +134,7 @@ class Sums:
             float(latency @ busy), float(ratio.sum()), float(ratio @ ratio),
         )  # fmt: skip
 
-    def sampled(self, plain: float, tokens: int, ways: int = 1) -> tuple[dict[str, float], dict[str, float], float]:
+    def sampled(self, plain: float, tokens: int, tensor_parallel: int = 1) -> tuple[dict[str, float], dict[str, float], float]:
         """Estimates, the half-widths of their sampling intervals (of the speed-up: in its inverse), and the latency's deviation."""
         n = self.count
         latency, busy, ratio = self.latency / n, self.busy / n, self.ratio / n
@@ -151,11 +152,11 @@ class Sums:
         wide = {
             "latency_layers": float(half_width(spread, n)),
             "busy_layers": float(half_width(deviation(self.busy_square, busy), n)),
-            "mean_units": float(half_width(spread_of(residual / n, busy), n)) / latency if latency else 0.0,
-            "mean_units_per_run": float(half_width(deviation(self.ratio_square, ratio), n)),
+            "mean_busy_units": float(half_width(spread_of(residual / n, busy), n)) / latency if latency else 0.0,
+            "mean_busy_units_per_run": float(half_width(deviation(self.ratio_square, ratio), n)),
         }
         wide["tpot_layers"] = wide["latency_layers"] / tokens
-        wide["normalized_latency"] = wide["latency_layers"] / plain if plain else float("nan")
-        wide["compute_per_token"] = wide["busy_layers"] / (plain * ways) if plain else float("nan")
-        values = {name: float(value) for name, value in estimates(latency, busy, ratio, plain, tokens, ways).items()}
+        wide["relative_latency"] = wide["latency_layers"] / plain if plain else float("nan")
+        wide["compute_per_token"] = wide["busy_layers"] / (plain * tensor_parallel) if plain else float("nan")
+        values = {name: float(value) for name, value in estimates(latency, busy, ratio, plain, tokens, tensor_parallel).items()}
         return values, wide, spread

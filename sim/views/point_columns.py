@@ -74,7 +74,7 @@ def of_costs(case: Case) -> Row:
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
     if case.priced is not None:
         at = case.priced.point
-        row |= {"seconds_error": at.error, "context_drift": at.drift, "ways": case.ways}
+        row |= {"seconds_error": at.error, "context_drift": at.drift, "tensor_parallel": case.tensor_parallel}
         row |= {"prompt_s": case.priced.prompt_s, "cost_source": case.priced.provenance}
         row |= {"cost_missing": ", ".join(case.priced.missing) or None}
         row |= {} if case.priced.memory is None else {"memory_share": case.priced.memory.share}
@@ -97,7 +97,7 @@ def axes_of_costs(case: Case) -> set[str]:
 
 def without_value(grid: Grid, point: int, case: Case) -> Row:
     """The row of a view that cannot see waiting, of a point at which something may wait: it says why it has no estimates."""
-    return described(grid, point, case) | {"held_units": float(case.devices(case.held))}
+    return described(grid, point, case) | {"reserved_units": float(case.devices(case.held))}
 
 
 def cell(value: Any) -> Any:

@@ -1,7 +1,5 @@
 """Measured runs of batches that draft: forced outcomes, what files keep of them, what they are predicted by."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,8 @@ from model.costs.pass_seconds import PassCost
 from model.hardware.profile_costs import ProfileCosts
 from model.interpret.account import Account
 from model.interpret.interpreter import count
-from model.logs import forced_outcomes, measured_runs, read_log
-from model.logs.replay import Replayed, parameters_of, steps_of, told
+from model.logs import forced_outcomes, measured_runs
+from model.logs.replay import Replayed, steps_of, told
 from model.methods.speculative import algorithm as speculative
 from model.steps import Forward
 from sim.comparison import formula_validity, predict
@@ -67,22 +65,11 @@ def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
         assert one.settings == other.settings
     assert {each.text for each in kept.log.decodings[0].commits} == {0, 1, 2, 3}
     assert {each.text for each in kept.log.decodings[1].commits} == {None}
-    assert '"text": null' not in (tmp_path / "runs.reads.json").read_text()
+    assert '"sequence": null' not in (tmp_path / "runs.reads.json").read_text()
     assert told(kept.log.decodings[0]) == "sequences=3, batching=static, lengths=(6, 3, 6, 2), draft_length=2"
-    # Logs from before there were several ways of batching have a `batch`: all of them were static.
-    path = tmp_path / "runs.reads.json"
-    said = json.loads(path.read_text())
-    for each in said["texts"]:
-        each["settings"]["batch"] = each["settings"].pop("sequences")
-        del each["settings"]["batching"]
-    path.write_text(json.dumps(said))
-    for one, other in zip(made.log.decodings, read_log.load(path).decodings, strict=True):
-        want = parameters_of(one)
-        batch = want.concurrent_sequences > 1 or want.lengths
-        assert parameters_of(other) == (want if batch else replace(want, batching="continuous"))
 
 
-def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_parts(monkeypatch)
     written = run_plan.of({
         "run": {"model": "family:medium", "draft": "family:draft", "tokens": 4, "repeats": 1, "prompts": 1},
@@ -91,7 +78,7 @@ def test_a_sitting_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path,
             {"name": "speculative", "draft_length": 2, "sequences": 3, "batching": "static", "forced": {"acceptance_rate": 0.7}},
         ],
         "profile": {
-            "widths": [1, 2, 3], "contexts": [0, 24], "batches": [1, 3], "together": [1, 2, 3], "rounds": 1, "repeats": 2,
+            "widths": [1, 2, 3], "contexts": [0, 24], "batches": [1, 3], "batched_widths": [1, 2, 3], "rounds": 1, "repeats": 2,
         },
     })  # fmt: skip
     found = run_command.measured(written, tmp_path / "runs.json", "cpu")
@@ -123,12 +110,12 @@ def test_a_pass_over_texts_reads_as_far_as_the_longest() -> None:
 def test_points_of_a_batch_are_those_that_methods_make() -> None:
     alone = Passes(widths=(1, 2, 9), contexts=(0,), batches=(1, 4))
     assert [(each.width, each.batch) for each in alone.points] == [(1, 1), (2, 1), (9, 1), (1, 4)]
-    wide = Passes(widths=(1, 2, 9), contexts=(0,), batches=(1, 4), together=(1, 2))
+    wide = Passes(widths=(1, 2, 9), contexts=(0,), batches=(1, 4), batched_widths=(1, 2))
     assert [(each.width, each.batch) for each in wide.points] == [(1, 1), (2, 1), (9, 1), (1, 4), (2, 4)]
     for given, said in (
-        ({"together": (1, 3)}, r"together must be some of widths=\[1, 2, 9\], got \[1, 3\]"),
-        ({"together": (2,)}, "together must have 1 among them"),
-        ({"together": (1, 2), "batches": (1,)}, "left out without batches"),
+        ({"batched_widths": (1, 3)}, r"batched_widths must be some of widths=\[1, 2, 9\], got \[1, 3\]"),
+        ({"batched_widths": (2,)}, "batched_widths must have 1 among them"),
+        ({"batched_widths": (1, 2), "batches": (1,)}, "left out without batches"),
     ):
         with pytest.raises(ParameterError, match=said):
             Passes(**{"widths": (1, 2, 9), "contexts": (0,), "batches": (1, 4), **given})

@@ -180,8 +180,8 @@ def test_the_bundled_log_is_of_these_models_and_can_be_made_again() -> None:
         )
     target = models()["target"]
     numbers = [0, 7]
-    again = logged(target, {number: log.said["prompts"][number]["tokens"] for number in numbers}, log.said["asked"])
-    for number, text in zip(numbers, again.partition_by("text", maintain_order=True), strict=True):
+    again = logged(target, {number: log.said["prompts"][number]["tokens"] for number in numbers}, log.said["max_tokens"])
+    for number, text in zip(numbers, again.partition_by("prompt", maintain_order=True), strict=True):
         before = log.by_text(log.table["token"].to_numpy())[number].tolist()
         after = text["token"].to_list()
         differing = [place for place, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]

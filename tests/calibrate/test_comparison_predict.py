@@ -81,10 +81,11 @@ def test_uniform_seconds_are_the_papers_units(
 
 
 TIMES = {
-    "head": 3e-4, "embedding": 1e-4, "step": 2e-4, "look": 5e-5, "next": 1e-5, "top": 4e-5, "confidence": 7e-5, "distance": 6e-5,
-    "saturation": 3e-5, "rows": 2e-4,
+    "head": 3e-4, "embedding": 1e-4, "step": 2e-4, "first_read": 5e-5, "next": 1e-5, "top": 4e-5, "confidence": 7e-5,
+    "distance": 6e-5,
+    "saturation": 3e-5, "kv_rows": 2e-4,
 }  # fmt: skip
-AXES = {"head": "positions", "embedding": "tokens", "step": "batch", "look": "batch", "rows": "tokens"}
+AXES = {"head": "positions", "embedding": "tokens", "step": "batch", "first_read": "batch", "kv_rows": "tokens"}
 
 
 def profile_of(role: str, layer: float = 1e-3, further: Sequence[dict[str, Any]] = (), **more: Any) -> Profile:
@@ -113,11 +114,11 @@ def by_hand(found: Decoding, profiles: dict[str, Profile]) -> float:
         new = (each.role, each.at, each.tail, each.layer) != looked
         if each.kind == "next" and new:
             looked = each.role, each.at, each.tail, each.layer
-        total += TIMES["look" if each.kind == "next" and new else each.kind] if each.kind in TIMES else 0.0
+        total += TIMES["first_read" if each.kind == "next" and new else each.kind] if each.kind in TIMES else 0.0
     for (role, width, first, last, heads, gaps, rows_only, _), (count, attended, _) in found.account.passes_by_kind.items():
         layers = last - first - sum(stop - start for start, stop in gaps)
         positions = attended / width - (width + 1) / 2 * count  # cached before the passes of this kind, together
-        each_layer = 1e-3 * (count * (1 + 0.1 * (width - 1)) + 0.01 * positions) if not rows_only else TIMES["rows"] * count
+        each_layer = 1e-3 * (count * (1 + 0.1 * (width - 1)) + 0.01 * positions) if not rows_only else TIMES["kv_rows"] * count
         assert role in profiles
         if first < last:  # else it is a head alone, of what is there already
             total += layers * each_layer + count * (TIMES["step"] + (TIMES["embedding"] if not first else 0.0))
@@ -127,7 +128,7 @@ def by_hand(found: Decoding, profiles: dict[str, Profile]) -> float:
 
 @pytest.mark.parametrize(("name", "table"), [
     ("autoregressive", {}), ("speculative", {"draft_length": 3}), ("bild", {"fallback_threshold": 0.1, "rollback_threshold": 3.0}),
-    ("skipdecode", {"min_layers": 2, "max_layers": 4, "prompt": 1, "sequence": 20}), ("early_exit", {"threshold": 0.1}),
+    ("skipdecode", {"min_layers": 2, "max_layers": 4, "prompt": 1, "sequence_length": 20}), ("early_exit", {"threshold": 0.1}),
     ("early_exit", {"threshold": 0.9, "measure": "state", "fill": "propagate"}),
 ])  # fmt: skip
 def test_a_prediction_is_the_sum_of_its_passes_and_reads(name: str, table: dict[str, Any]) -> None:
@@ -162,7 +163,7 @@ def test_layer_times_of_a_pass_add_up_to_it(step: Forward) -> None:
 def test_keys_and_values_alone_cost_their_share_of_the_layers_weights() -> None:
     """Without a measurement: two of the matrices of a layer, whose weights the library counts."""
     profile = profile_of("target")
-    bare = dataclasses.replace(profile, table=profile.table.filter(pl.col("part") != "rows"))
+    bare = dataclasses.replace(profile, table=profile.table.filter(pl.col("part") != "kv_rows"))
     cost = PassCost({"target": ProfileCosts(bare)})
     layer = real_models.model("llama", LAYERS).model.layers[0]
     weights = sum(each.numel() for each in layer.parameters() if each.ndim > 1)
@@ -175,7 +176,7 @@ def test_time_between_reads_and_what_follows_cools_weights_too() -> None:
     """A turn of 3 ms after a read counts like a pause of 3 ms between two passes."""
     whole, spent = Forward("target", (7,), 5, 0, 5), []
     for turn, pause in ((3e-3, 0.0), (0.0, 3e-3)):
-        cost = PassCost({"target": ProfileCosts(profile_of("target", further=COOLING))}, turn=turn)
+        cost = PassCost({"target": ProfileCosts(profile_of("target", further=COOLING))}, scheduling=turn)
         cost.made(whole)
         cost.reading(Read("next", whole))
         cost.elapsed += pause
@@ -193,9 +194,9 @@ def test_passes_hold_layers_embedding_step_and_cooling_and_reads_the_rest() -> N
 
 
 AGAIN = 5e-5
-CALLS = [{"part": "again", "batch": 1, "time_s": AGAIN}]
+CALLS = [{"part": "resumed_step", "batch": 1, "time_s": AGAIN}]
 TREES = [{"part": "tree", "width": width, "context": context, "time_s": 1e-4 * width} for width in (1, 4) for context in (8, 32)]
-COOLING = [{"part": "after", "gap": gap, "time_s": time} for gap, time in ((0, 5e-3), (1000, 6e-3), (4000, 7.5e-3))]
+COOLING = [{"part": "after_gap", "gap": gap, "time_s": time} for gap, time in ((0, 5e-3), (1000, 6e-3), (4000, 7.5e-3))]
 """Of a model whose layers take 1.05 ms each in the middle: a layer takes .2 ms longer after 1 ms more, and .5 ms after 4 ms."""
 
 
@@ -291,13 +292,13 @@ def test_heads_and_reads_between_single_layers_take_what_they_take_there() -> No
         assert warm.reading(Read(kind, one)) == pytest.approx(seconds)  # type: ignore[arg-type]
         assert warm.reading(Read(kind, whole)) == pytest.approx(TIMES[kind])  # type: ignore[arg-type]
         assert usual.reading(Read(kind, one)) == pytest.approx(TIMES[kind])  # type: ignore[arg-type]
-    assert warm.reading(Read("next", one)) == pytest.approx(TIMES["look"])
+    assert warm.reading(Read("next", one)) == pytest.approx(TIMES["first_read"])
 
 
 def test_the_first_look_at_a_batch_is_at_all_its_texts() -> None:
-    cost = PassCost({"target": ProfileCosts(profile_of("target", further=[{"part": "look", "batch": 4, "time_s": 9e-5}]))})
+    cost = PassCost({"target": ProfileCosts(profile_of("target", further=[{"part": "first_read", "batch": 4, "time_s": 9e-5}]))})
     alone, together = Forward("target", (7,), 5, 0, 5, heads=1), Forward("target", (7,) * 4, 5, 0, 5, heads=4, texts=(0, 1, 2, 3))
-    for step, look in ((alone, TIMES["look"]), (together, 9e-5)):
+    for step, look in ((alone, TIMES["first_read"]), (together, 9e-5)):
         assert [cost.reading(Read("next", step, -1)) for _ in range(2)] == pytest.approx([look, TIMES["next"]])
 
 
@@ -345,7 +346,7 @@ def test_weights_cool_while_nobody_uses_them() -> None:
 
 def test_wide_passes_wait_as_long_for_their_weights_as_was_timed_of_them() -> None:
     """Half as long at 9 tokens here; in between as much as lies in between; beyond as at the widest."""
-    wide = [{"part": "wide_after", "width": 9, "gap": gap, "time_s": time} for gap, time in ((0, 8e-3), (4000, 9.25e-3))]
+    wide = [{"part": "wide_after_gap", "width": 9, "gap": gap, "time_s": time} for gap, time in ((0, 8e-3), (4000, 9.25e-3))]
     cost = PassCost({"target": ProfileCosts(profile_of("target", further=[*COOLING, *wide]))})
     found = []
     for width in (1, 5, 9, 12):
@@ -358,7 +359,7 @@ def test_wide_passes_wait_as_long_for_their_weights_as_was_timed_of_them() -> No
 
 
 def test_layers_that_are_run_again_sooner_take_less() -> None:
-    sooner = [{"part": "after", "gap": -4000, "time_s": 4e-3}]  # of passes of one layer: a layer takes .2 ms less
+    sooner = [{"part": "after_gap", "gap": -4000, "time_s": 4e-3}]  # of passes of one layer: a layer takes .2 ms less
     cost = PassCost({"target": ProfileCosts(profile_of("target", further=[*COOLING, *sooner]))})
     few = [each.cooling for each in passes(cost, *[(0, 1)] * 20)]
     assert few[0] == 0
@@ -441,7 +442,7 @@ def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
     assert (table["predicted_s"] < before["predicted_s"]).all()
     over = found.table.with_columns(pl.lit(2).alias("units"))
     several = predict.compare(MeasuredRuns(found.log, over, found.about), profiles)
-    assert set(several["missing"]) == {"dispatch, wake, promotion, turn, alone, beside, called"}
+    assert set(several["missing"]) == {"dispatch, wake, promotion, scheduling, main_alone, main_concurrent, subprocess_step"}
     for role in ("target", "draft"):
         profile_files.save(lacking if role == "target" else profiles[role], tmp_path)
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}}
@@ -553,8 +554,8 @@ def test_runs_that_are_cut_off_are_refused(tmp_path: Path) -> None:
 
 def test_of_several_processes_the_main_one_s_time_is_told() -> None:
     """Where the profile is that of the machine, every part is as predicted; what contention costs is a part of the whole."""
-    over = {"dispatch": 2e-4, "wake": 4e-3, "promotion": 1e-4, "turn": 3e-4}
-    clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, look=2e-4, **over)
+    over = {"dispatch": 2e-4, "wake": 4e-3, "promotion": 1e-4, "scheduling": 3e-4}
+    clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, first_read=2e-4, **over)
     made = [decoded("autoregressive", 24, {})]
     made += [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=layer, candidates=1, form=form)
              for form, layer in (("flat", 4), ("literal", 8))]
@@ -584,22 +585,22 @@ def test_of_several_processes_the_main_one_s_time_is_told() -> None:
 
 def test_runs_over_streams_are_no_runs_over_processes() -> None:
     """The same times, under a name of their own; nobody is told or woken there, so a profile need not say what that takes."""
-    clock = profiles(turn=3e-4)
+    clock = profiles(scheduling=3e-4)
     made = [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)] * 3
     found = runs_of(made, clock, units=[1, 2, 2])
-    found = MeasuredRuns(found.log, found.table, {**found.about, "apart": ["streams", "streams", "processes"]})
+    found = MeasuredRuns(found.log, found.table, {**found.about, "unit_kind": ["streams", "streams", "processes"]})
     table = predict.compare(found, clock)
     assert table["method"].to_list() == ["ppd", "ppd-streams", "ppd-processes"]
     assert table["predicted_s"][1] == table["predicted_s"][2]
     lacking = [{*each.split(", ")} for each in table["missing"]]
-    assert lacking[1] - lacking[0] == {"promotion", "alone", "beside", "called"}
-    assert lacking[2] - lacking[0] == {"dispatch", "wake", "promotion", "alone", "beside", "called"}
+    assert lacking[1] - lacking[0] == {"promotion", "main_alone", "main_concurrent", "subprocess_step"}
+    assert lacking[2] - lacking[0] == {"dispatch", "wake", "promotion", "main_alone", "main_concurrent", "subprocess_step"}
 
 
 def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
     """In place of what a pass of one process takes; heads, later layers and prompts are the main process's own."""
     clock = {"target": ProfileCosts(profiles(step=5e-4, embedding=1e-4)["target"])}
-    own, told = PassCost(clock, single=False), PassCost(clock, single=False, called=2e-4)
+    own, told = PassCost(clock, single=False), PassCost(clock, single=False, subprocess_step=2e-4)
     sub = Forward("target", (7,), 5, 0, 8)
     assert own.forward(sub) == pytest.approx(8e-3 + 6e-4)
     assert told.forward(sub) == pytest.approx(8e-3 + 2e-4)
@@ -608,14 +609,16 @@ def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
         assert told.forward(step) == own.forward(step)
     # Timed among others: .6 ms there are .4 ms alone, where a layer takes one and a half times as long.
     runs = runs_of([decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)], profiles(), units=[2])
-    timed = profiles(beside=1.5e-3, called=6e-4)
+    timed = profiles(main_concurrent=1.5e-3, subprocess_step=6e-4)
     cost = predict.over_processes({"target": ProfileCosts(timed["target"])}, next(iter(runs.timed.values())))
-    assert (cost.called, cost.slower) == (pytest.approx(4e-4), (1.0, pytest.approx(1.5)))
+    assert (cost.subprocess_step, cost.slower) == (pytest.approx(4e-4), (1.0, pytest.approx(1.5)))
 
 
 def test_what_asks_more_where_passes_take_other_times_is_refused() -> None:
     found = decoded("ppd", 12, {"match_rate": 0.6}, exit_layer=4, candidates=2, form="nested")
-    cost = PassCost({"target": ProfileCosts(profiles(look=0.02)["target"])})  # who looks for the next token stops the others later
+    cost = PassCost(
+        {"target": ProfileCosts(profiles(first_read=0.02)["target"])}
+    )  # who looks for the next token stops the others later
     with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) does not: nobody has logged a further top"):
         predict.predict(found, cost, 31)
 
@@ -630,7 +633,7 @@ def test_logs_of_decisions_are_no_runs(tmp_path: Path) -> None:
 
 def test_units_side_by_side_are_those_measured_and_those_simulated() -> None:
     """The middle repeat as measured, twice as slow as a clock of the profile says, beside what the profile says."""
-    known, clock = profiles(turn=3e-4), profiles(layer=2e-3, turn=3e-4)
+    known, clock = profiles(scheduling=3e-4), profiles(layer=2e-3, scheduling=3e-4)
     made = [decoded("ppd", 20, {"match_rate": 0.6}, seed=3, exit_layer=6, candidates=1)]
     found = runs_of(made, clock, units=[2])
     measured_, simulated = predict.side_by_side(found, known, 0)
@@ -643,7 +646,7 @@ def test_units_side_by_side_are_those_measured_and_those_simulated() -> None:
 
 def test_what_is_printed_is_the_rows() -> None:
     """Three tables: errors by method, the worst runs, and parts of the whole time in milliseconds; and the ranking."""
-    known, clock = profiles(alone=1e-3, beside=1.5e-3), profiles(wider=0.3, turn=3e-4)
+    known, clock = profiles(main_alone=1e-3, main_concurrent=1.5e-3), profiles(wider=0.3, scheduling=3e-4)
     choices = [("autoregressive", {}, {}), ("speculative", {"draft_length": 3}, {"acceptance_rate": 0.7}),
                ("speculative", {"draft_length": 6}, {"acceptance_rate": 0.7}),
                ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6})]  # fmt: skip

@@ -71,7 +71,8 @@ def plan_of(folder: Path, **more: Any) -> run_plan.WrittenPlan:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, measured_runs.MeasuredRuns, Cuda]:
-    """Runs by graphs with the profiles of their sitting, made once: where they are written, what they are, and by which device."""
+    """Runs by graphs with the profiles of their measurement session, made once: where they are written, what they are, and by which
+    device."""
     folder = tmp_path_factory.mktemp("made")
     out = folder / "out" / "runs.json"
     with pytest.MonkeyPatch.context() as patch:
@@ -172,7 +173,7 @@ def test_texts_that_come_apart_are_refused_before_anything_is_timed(cuda: Cuda, 
 
 
 def test_runs_over_several_units_are_refused(cuda: Cuda) -> None:
-    wanted = [Wanted("ppd", {"exit_layer": 3, "candidates": 1}, TEXT, "text", {"match_rate": 0.5}, units=2, apart="streams")]
+    wanted = [Wanted("ppd", {"exit_layer": 3, "candidates": 1}, TEXT, "text", {"match_rate": 0.5}, units=2, unit_kind="streams")]
     models = measure_runs.by_graphs(wanted, real_models.decoders("llama"), 6)
     with pytest.raises(ParameterError, match="mode must be eager for runs over streams, got cuda-graph"):
         measure_runs.check(MeasurementPlan(wanted, 6), models)
@@ -240,7 +241,7 @@ def test_layers_of_a_graph_take_what_a_replay_of_all_takes_longer_than_one_of_fe
     }  # fmt: skip
     clean = [single_pass._Repeat(0.0, marked, found)]
     said = single_pass._called(clean, {key: [each] for key, each in found.items()}, lambda values: [float(values[0])], depth)
-    assert said == {"sum_us": [depth * layer], "rest_us": [rest + launch], "look_us": [look]}
+    assert said == {"sum_us": [depth * layer], "rest_us": [rest + launch], "first_read_us": [look]}
 
 
 class Marked:

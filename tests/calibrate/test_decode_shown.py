@@ -74,16 +74,16 @@ def test_plain_decoding_is_held_beside_its_own_prompts() -> None:
     assert compared([of(decoded())], LAYERS) is None
     found = compared([same, other], LAYERS)
     assert found == {
-        "same_texts": 1, "texts": 2, "first_differences": [None, 3], "seconds": 8.0, "tokens_per_s": 1.0, "speedup": 2.0,
+        "same_sequences": 1, "sequences": 2, "first_differences": [None, 3], "seconds": 8.0, "tokens_per_s": 1.0, "speedup": 2.0,
     }  # fmt: skip
     without = compared([of(decoded(seconds=None), decoded("autoregressive", 6.0))], LAYERS)
     assert without is not None
     assert without["speedup"] is None
     told = document([same, other], {"method": "speculative"}, LAYERS)
     assert told["provenance"] == "measured"
-    assert [each["plain"]["speedup"] for each in told["texts"]] == [3.0, 1.0]
+    assert [each["plain"]["speedup"] for each in told["sequences"]] == [3.0, 1.0]
     assert told["totals"]["plain"] == found
-    first = told["texts"][0]
+    first = told["sequences"][0]
     assert (first["prompt"], first["text"], first["written"], first["pieces"]) == ("one", "abcd", [3, 4, 5, 6], [*"abcd"])
     assert first["produced_by"] == ["draft", "draft", "target", "target"]
     assert [each["drafted"] for each in first["commits"]] == [3, 1]

@@ -57,7 +57,7 @@ def carried_out(written: run_plan.WrittenPlan, folder: Path) -> run_plan.Written
     """The plan for the processor: narrow models, two tokens, one repeat."""
     run = written.run
     draft = None if run.draft is None else narrow(run.draft, folder)
-    in_turn = tuple(replace(each, apart=None) for each in written.choices)  # streams and processes are of GPUs
+    in_turn = tuple(replace(each, unit_kind=None) for each in written.choices)  # streams and processes are of GPUs
     return replace(written, run=replace(run, model=narrow(run.model, folder), draft=draft, tokens=2, repeats=1), choices=in_turn)
 
 
@@ -65,7 +65,7 @@ def ends(choices: tuple[Any, ...]) -> tuple[Any, ...]:
     """Of choices that name the same settings the first and the last, between which the others lie."""
     kinds: dict[Any, list[Any]] = {}
     for each in choices:
-        kinds.setdefault((each.method, *each.settings, each.apart), []).append(each)
+        kinds.setdefault((each.method, *each.settings, each.unit_kind), []).append(each)
     return tuple(choice for own in kinds.values() for choice in own[:: max(len(own) - 1, 1)])
 
 
@@ -113,11 +113,11 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     written = written if whole else replace(written, choices=ends(written.choices))
     run, passes = written.run, written.profile
     widths: tuple[int, ...] = (1, passes.widths[-1])
-    together: tuple[int, ...] = (1,)
-    if len(passes.together) > 1:
-        widths = together = (1, passes.together[-1])
+    batched_widths: tuple[int, ...] = (1,)
+    if len(passes.batched_widths) > 1:
+        widths = batched_widths = (1, passes.batched_widths[-1])
     batches = passes.batches if whole else passes.batches[:: max(len(passes.batches) - 1, 1)]
-    fewer = replace(passes, widths=widths, together=together, contexts=passes.contexts[:2], batches=batches, repeats=1)
+    fewer = replace(passes, widths=widths, batched_widths=batched_widths, contexts=passes.contexts[:2], batches=batches, repeats=1)
     plan = replace(carried_out(written, tmp_path), profile=fewer)
     out = tmp_path / "out" / f"{name}.json"
     found = run_command.measured(plan, out, "cpu")
@@ -149,7 +149,7 @@ def test_a_plan_fits_a_gpu_and_its_profiles_hold_its_passes(name: str) -> None:
     widths = {1 + each["draft_length"] for each in asked if "draft_length" in each}
     assert widths <= set(passes.widths)
     drafted = {1 + each["draft_length"] for each in asked if "draft_length" in each and each.get("sequences", 1) > 1}
-    assert {*drafted, *([2] if drafted else [])} <= set(passes.together)  # where a draft was kept two tokens are read
+    assert {*drafted, *([2] if drafted else [])} <= set(passes.batched_widths)  # where a draft was kept two tokens are read
     begins = 1 if shapes[0].encoder_layers else run.prompt_tokens
     assert max(passes.contexts) >= begins + run.tokens
     assert run.repeats >= 3
@@ -157,9 +157,9 @@ def test_a_plan_fits_a_gpu_and_its_profiles_hold_its_passes(name: str) -> None:
 
 def test_the_plans_are_what_was_asked_for() -> None:
     asked = {name: run_plan.read(FOLDER / f"{name}.toml").choices for name in GPU}
-    pipelined = [(each.apart, bool(each.settings.get("batched"))) for each in asked["gpu-13b"] if each.method == "ppd"]
+    pipelined = [(each.unit_kind, bool(each.settings.get("batched"))) for each in asked["gpu-13b"] if each.method == "ppd"]
     assert {*pipelined} == {(None, False), (None, True), ("streams", False), ("streams", True)}
-    over = [(each.apart, each.settings.get("candidates")) for each in asked["gpu-processes"] if each.method == "ppd"]
+    over = [(each.unit_kind, each.settings.get("candidates")) for each in asked["gpu-processes"] if each.method == "ppd"]
     assert {*over} == {("processes", 1), ("processes", 3)}
     drafted = [each for each in asked["gpu-opt-6.7b"] if each.method == "speculative"]
     assert {each.settings["draft_length"] for each in drafted} == {*range(1, 9)}

@@ -1,7 +1,7 @@
 """The whole way from passes to predictions on a GPU that is not there: work is launched, and is done behind the launcher's back.
 
 Passes on the processor say what is computed; a clock of its own says when. Everything that reads a clock reads that one, so what a
-sitting measures, and what is predicted from it, are numbers that hang on nothing but the code.
+measurement session measures, and what is predicted from it, are numbers that hang on nothing but the code.
 """
 
 from __future__ import annotations
@@ -209,6 +209,6 @@ def test_what_a_graph_takes_besides_its_layers_is_no_layer_s(monkeypatch: pytest
     config = LlamaConfig(**real_models.config("llama", 6).to_dict() | {"vocab_size": 128})
     decoder = cuda_graphs.Graphs(transformers_adapter.decoder_of(LlamaForCausalLM(config), "tiny"), 64)
     found = read_times.reads(decoder, 16, 3)
-    assert found["again_us"][1] == pytest.approx(40.0, abs=2.0)
+    assert found["resumed_step_us"][1] == pytest.approx(40.0, abs=2.0)
     assert found["tree_us"] == found["fork_us"] == found["beams_us"] == {}
     assert [*read_times.after(decoder, 16, 2)["short_us"]] == ["6"]

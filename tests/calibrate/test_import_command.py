@@ -69,11 +69,11 @@ def test_tables_of_vidur_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None
 
 
 def test_the_command_composes_a_model(folder: Path, tmp_path: Path) -> None:
-    more = ["--model", "llama-3.1-8b", "--ways", "1,2", "-o", str(tmp_path / "out")]
+    more = ["--model", "llama-3.1-8b", "--tensor-parallel", "1,2", "-o", str(tmp_path / "out")]
     done = CliRunner().invoke(app, [*arguments(folder)["aiconfigurator"], *more])
     assert done.exit_code == 0, (done.output, done.exception)
     made = profile_files.load(tmp_path / "out" / "h100-llama-3.1-8b.json")
-    assert (made.provenance, made.ways) == ("composed", (1, 2))
+    assert (made.provenance, made.tensor_parallel) == ("composed", (1, 2))
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_the_command_composes_a_model(folder: Path, tmp_path: Path) -> None:
         ("vidur", ["--name", "../mine"], "name must be of letters, digits, dots"),
         ("aiconfigurator", ["--engine", "vllm/2.0"], "engine of gemm must be one of trtllm/9.9, vllm/1.0, got vllm/2.0"),
         ("aiconfigurator", ["--model", "t5-small"], "encoder_layers must be 0, got 6"),
-        ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "two"], "ways must be whole numbers"),
-        ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "1, two"], "ways must be whole numbers"),
-        ("aiconfigurator", ["--model", "llama-3.1-8b", "--ways", "3"], "ways must divide heads=32, got 3"),
+        ("aiconfigurator", ["--model", "llama-3.1-8b", "--tensor-parallel", "two"], "tensor_parallel must be whole numbers"),
+        ("aiconfigurator", ["--model", "llama-3.1-8b", "--tensor-parallel", "1, two"], "tensor_parallel must be whole numbers"),
+        ("aiconfigurator", ["--model", "llama-3.1-8b", "--tensor-parallel", "3"], "tensor_parallel must divide heads=32, got 3"),
         ("aiconfigurator", ["--model", "opt-1.3b"], "head_dim must be one of 128"),
     ],
 )

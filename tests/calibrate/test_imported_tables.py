@@ -66,15 +66,18 @@ def test_repeats_are_merged_to_their_medians_and_ways_are_apart() -> None:
         return np.array(values, dtype=np.float64)
 
     times = {"time_s": of(3, 9, 5, 4), "low_s": of(1, 8, 0, 7)}
-    found = imported_tables.rows("dense", {"ways": 4, "tokens": of(2, 1, 2, 2)}, times)
+    found = imported_tables.rows("dense", {"tensor_parallel": 4, "tokens": of(2, 1, 2, 2)}, times)
     assert found == [
-        {"part": "dense", "repeats": 1, "ways": 4, "tokens": 1, "time_s": 9.0, "low_s": 8.0},
-        {"part": "dense", "repeats": 3, "ways": 4, "tokens": 2, "time_s": 4.0, "low_s": 1.0},
+        {"part": "dense", "repeats": 1, "tensor_parallel": 4, "tokens": 1, "time_s": 9.0, "low_s": 8.0},
+        {"part": "dense", "repeats": 3, "tensor_parallel": 4, "tokens": 2, "time_s": 4.0, "low_s": 1.0},
     ]
-    # Of each number of ways by itself, and of this part alone: 1.0 to 0.94 falls by 6 %, and 1.0 to 0.96 by 4 %.
+    # Of each value of tensor_parallel by itself, and of this part alone: 1.0 to 0.94 falls by 6 %, and 1.0 to 0.96 by 4 %.
     falls = [(1, 1, 1.0), (1, 2, 0.94), (2, 1, 9.0), (2, 2, 9.5), (2, 4, 9.12)]
-    rows = [{"part": "dense", "ways": ways, "tokens": tokens, "time_s": time} for ways, tokens, time in falls]
-    other = [{"part": "head", "ways": 1, "tokens": tokens, "time_s": 1 / tokens} for tokens in (1, 2)]
+    rows = [
+        {"part": "dense", "tensor_parallel": tensor_parallel, "tokens": tokens, "time_s": time}
+        for tensor_parallel, tokens, time in falls
+    ]
+    other = [{"part": "head", "tensor_parallel": 1, "tokens": tokens, "time_s": 1 / tokens} for tokens in (1, 2)]
     [said] = imported_tables.dips([*rows, *other], "dense", "tokens")
     assert said == "dense: at 1 of 5 points the time falls by more than 5%, by 6% at tokens 2"
     assert imported_tables.dips(rows[2:], "dense", "tokens") == []

@@ -61,7 +61,7 @@ def test_a_layer_of_vidur_is_the_sum_of_its_operations_each_once(folder: Path) -
     made = from_vidur(folder)
     # Norms, four products, rotation, activation, one sum; not the embedding. Two tokens were measured twice: the median of both.
     assert times(made, "dense") == {(1,): 266.0, (2,): 269.0, (8,): 239.0, (64,): 315.0}
-    assert times(made, "dense", ways=2) == {(1,): 148.0}
+    assert times(made, "dense", tensor_parallel=2) == {(1,): 148.0}
     assert times(made, "embedding") == {(1,): 4.0, (2,): 4.0, (8,): 5.0, (64,): 5.0}
     row = made.table.filter((pl.col("part") == "dense") & (pl.col("tokens") == 2))
     assert row["repeats"].item() == 2
@@ -82,11 +82,11 @@ def test_a_step_of_vidur_is_of_the_model_and_without_messages_between_processes(
 
 def test_transfers_of_vidur_are_medians_of_repeats_within_a_node(folder: Path) -> None:
     made = from_vidur(folder)
-    assert times(made, "all_reduce", ways=2) == {(8192,): 12.0}
-    assert times(made, "all_reduce", ways=4) == {(8192,): 14.0}
+    assert times(made, "all_reduce", tensor_parallel=2) == {(8192,): 12.0}
+    assert times(made, "all_reduce", tensor_parallel=4) == {(8192,): 14.0}
     # Between two devices, however many share a layer.
     assert times(made, "send") == {(8192,): 6.0, (1048576,): 10.0}
-    row = made.table.filter((pl.col("part") == "all_reduce") & (pl.col("ways") == 2))
+    row = made.table.filter((pl.col("part") == "all_reduce") & (pl.col("tensor_parallel") == 2))
     # The median of the repeats' quartiles: of 10 us, 12 us and 20 us, with deviations of 2, 3 and 9.5.
     low, high = ([each - sign * 0.6745 * wide for each, wide in ((10, 2), (12, 3), (20, 9.5))] for sign in (1, -1))
     middle = sorted(low)[1] * 1e-6, sorted(high)[1] * 1e-6, 3
@@ -95,7 +95,7 @@ def test_transfers_of_vidur_are_medians_of_repeats_within_a_node(folder: Path) -
 
 def test_zero_times_of_single_operations_and_dips_are_kept_and_said(folder: Path) -> None:
     made = from_vidur(folder)
-    assert times(made, "dense", ways=2) == {(1,): 148.0}  # its activation was rounded to nothing
+    assert times(made, "dense", tensor_parallel=2) == {(1,): 148.0}  # its activation was rounded to nothing
     assert any("dense: at 1 of 5 points the time falls by more than 5%, by 11% at tokens 8" in note for note in made.notes)
 
 
@@ -116,7 +116,7 @@ def test_operations_of_aiconfigurator_are_of_one_type_and_have_times(folder: Pat
     assert times(made, "decode")[32, 8, 128, 127, 1] == 10.0
     assert made.rows("decode").height == 9
     # Elements of two bytes; replayed graphs, not eager ones.
-    assert times(made, "all_reduce", ways=2) == {(8192,): 6.0, (2097152,): 20.0}
+    assert times(made, "all_reduce", tensor_parallel=2) == {(8192,): 6.0, (2097152,): 20.0}
     assert made.kind == "operations"
     assert "rope" not in made.facts["decode_includes"]
 
@@ -136,7 +136,7 @@ def test_reductions_are_the_mean_over_libraries_at_the_sizes_that_all_have(folde
         pl.DataFrame(rows).write_parquet(comm / library / f"{name}.parquet")
     libraries = ("trtllm/9.9", "vllm/1.0", "nccl/1")
     rows, sources, note = aiconfigurator.reductions(folder / "aiconfigurator", libraries)
-    found = [[row["ways"], row["size"], *(round(row[name] * 1e6, 3) for name in TIMES), row["repeats"]] for row in rows]
+    found = [[row["tensor_parallel"], row["size"], *(round(row[name] * 1e6, 3) for name in TIMES), row["repeats"]] for row in rows]
     assert found == [[2, 8192, 6.0, 4.5, 9.0, 3], [2, 2097152, 28.02, 22.5, 34.5, 3]]
     assert [source.parts for source in sources] == [("all_reduce",)] * 3
     said = "all_reduce: replayed as graphs, geometric mean and quartiles over the libraries trtllm/9.9, vllm/1.0, nccl/1"
@@ -202,8 +202,8 @@ WHOLE: dict[str, dict[str, Any]] = {
             ("microsoft/vidur", "cpu_overheads.csv", "MIT", ("step",)), ("microsoft/vidur", "send_recv.csv", "MIT", ("send",)),
             ("microsoft/vidur", "all_reduce.csv", "MIT", ("all_reduce",)),
         ],
-        "covers": "dense (tokens 1 to 64, ways 1/2); attention (width 1 to 64, context 0 to 1024, batch 1 to 4); "
-        "embedding (tokens 1 to 64, ways 1/2); step (batch 8 to 16); all_reduce (size 8192, ways 2/4); "
+        "covers": "dense (tokens 1 to 64, tensor_parallel 1/2); attention (width 1 to 64, context 0 to 1024, batch 1 to 4); "
+        "embedding (tokens 1 to 64, tensor_parallel 1/2); step (batch 8 to 16); all_reduce (size 8192, tensor_parallel 2/4); "
         "send (size 8192 to 1.04858e+06)",
         "off": "dense 6.1%, embedding 5.1%, attention 0.0%, step 0.0%, send 0.0%, all_reduce 0.0%",
     },
@@ -217,7 +217,7 @@ WHOLE: dict[str, dict[str, Any]] = {
             ("ai-dynamo/aiconfigurator", "attention/vllm/1.0/generation_attention_perf.parquet", "Apache-2.0", ("decode",)),
             ("ai-dynamo/aiconfigurator", "comm/vllm/1.0/custom_allreduce_perf.parquet", "Apache-2.0", ("all_reduce",)),
         ],
-        "covers": "all_reduce (size 8192 to 2.09715e+06, ways 2/4); gemm (m 1 to 4, n 4096 to 8192, k 4096 to 8192); "
+        "covers": "all_reduce (size 8192 to 2.09715e+06, tensor_parallel 2/4); gemm (m 1 to 4, n 4096 to 8192, k 4096 to 8192); "
         "decode (heads 8 to 32, kv_heads 8, head_dim 128, context 127 to 4095, batch 1 to 4)",
         "off": "gemm 0.2%, decode 49.2%",
     },
@@ -356,14 +356,14 @@ def held(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str
 def test_what_products_are_held_against_is_counted_by_hand(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two bytes and two operations of every weight, split over devices; of keys and values two bytes of each of both."""
     found = held("vidur", folder, monkeypatch)
-    tokens, ways = np.array([1, 2, 2, 8, 64, 1]), np.array([1, 1, 1, 1, 1, 2])
+    tokens, tensor_parallel = np.array([1, 2, 2, 8, 64, 1]), np.array([1, 1, 1, 1, 1, 2])
     up = 4096 * 11008
     sizes = {"attn_pre_proj": 3 * 4096**2, "attn_post_proj": 4096**2, "mlp_up_proj": 2 * up, "mlp_down_proj": up}
     for name, size in sizes.items():
         [own] = found[f"mlp.csv time_stats.{name}.median"]
         assert (own["device"], own["rounding"], "launches" in own) == ("a100", 0.5e-6, False)
-        assert [*own["moved"]] == [*(2 * size / ways)]
-        assert [*own["operations"]] == [*(2 * size * tokens / ways)]
+        assert [*own["moved"]] == [*(2 * size / tensor_parallel)]
+        assert [*own["operations"]] == [*(2 * size * tokens / tensor_parallel)]
     for name, chosen in (("attn_decode", [(1, 1, 32), (1, 1, 1024), (4, 1, 1024)]), ("attn_prefill", [(1, 64, 0), (1, 64, 1024)])):
         [own] = found[f"attention.csv time_stats.{name}.median"]
         assert (own["rounding"], own["launches"]) == (0.5e-6, 20)
@@ -485,25 +485,27 @@ def test_a_gated_layer_reads_two_matrices_up(folder: Path) -> None:
 
 
 def test_a_folder_split_over_devices_that_do_not_divide_the_heads_is_refused(folder: Path) -> None:
-    for name, ways in (("tp3", 3), ("tp0", 0)):
+    for name, tensor_parallel in (("tp3", 3), ("tp0", 0)):
         where = folder / "llmservingsim" / name
         shutil.copytree(folder / "llmservingsim" / "tp1", where)
-        with pytest.raises(ParameterError, match=f"ways must divide heads=32, got {ways} by the name of the folder {name}"):
+        with pytest.raises(
+            ParameterError, match=f"tensor_parallel must divide heads=32, got {tensor_parallel} by the name of the folder {name}"
+        ):
             llmservingsim.read(where, model="llama-3.1-8b", gpu="rtx-4090")
 
 
-@pytest.mark.parametrize(("name", "ways"), [("tp2", 2), ("tp8", 8), ("profile", 1), ("tp", 1)])
+@pytest.mark.parametrize(("name", "tensor_parallel"), [("tp2", 2), ("tp8", 8), ("profile", 1), ("tp", 1)])
 def test_all_parts_are_of_the_devices_that_the_name_of_the_folder_says(
-    folder: Path, name: str, ways: int, monkeypatch: pytest.MonkeyPatch
+    folder: Path, name: str, tensor_parallel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = from_llmservingsim(folder)
     where = folder / "llmservingsim" / name
     shutil.copytree(folder / "llmservingsim" / "tp1", where)
     made = llmservingsim.read(where, model="llama-3.1-8b", gpu="rtx-4090")
-    assert {*whole.table["ways"]} == {1}
-    assert {*made.table.select("part", "ways").rows()} == {(part, ways) for part in whole.parts}
+    assert {*whole.table["tensor_parallel"]} == {1}
+    assert {*made.table.select("part", "tensor_parallel").rows()} == {(part, tensor_parallel) for part in whole.parts}
     for part in whole.parts:
-        assert times(made, part, ways) == times(whole, part)
+        assert times(made, part, tensor_parallel) == times(whole, part)
     monkeypatch.chdir(where)  # wherever one stands
     assert llmservingsim.read(".", model="llama-3.1-8b", gpu="rtx-4090").table.equals(made.table)
 

@@ -582,7 +582,7 @@ class Choosing(Real):
             keep = min(1.0, p / q)
             return 0.0 if self.choose([keep, 1 - keep]) == 0 and keep > 0 else 1.0
         found = super().read(step)
-        if step.kind == "chance":
+        if step.kind == "probability":
             self.asked.append(found)
         return found
 
@@ -639,7 +639,7 @@ def test_a_position_is_read_from_either_end_of_its_pass(heads: int) -> None:
             law = softmax(real_models.logits(full, prompt[: place % 3 + 1]).numpy())
             best = int(law.argmax())
             asked = [Read("next", out, place), Read("top", out, place, 2), Read("distance", out, place, token=best)]
-            asked += [Read("confidence", out, place), Read("chance", out, place, token=best)]
+            asked += [Read("confidence", out, place), Read("probability", out, place, token=best)]
             asked += [Read("confidence", out, place, token=1)]
             found[place] = []
             for read in asked:

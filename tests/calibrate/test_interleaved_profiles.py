@@ -11,7 +11,7 @@ import pytest
 from calibrate.commands import run_command
 from calibrate.loading import load_models
 from calibrate.measured_runs import interleaved_profiles, run_plan
-from calibrate.measured_runs.interleaved_profiles import Passes, Sitting
+from calibrate.measured_runs.interleaved_profiles import MeasurementSession, Passes
 from calibrate.timing import process_times, profile_from_timings, read_times
 from calibrate.timing.single_pass import Effort, Point
 from calibrate.timing.timing_grid import TimingGrid
@@ -49,8 +49,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def opened(decoders: dict[str, Any], folder: Path, passes: Passes = PASSES, seed: int = 0) -> Sitting:
-    return Sitting(decoders, NAMES, passes, folder, device="cpu", dtype="float32", seed=seed)
+def opened(decoders: dict[str, Any], folder: Path, passes: Passes = PASSES, seed: int = 0) -> MeasurementSession:
+    return MeasurementSession(decoders, NAMES, passes, folder, device="cpu", dtype="float32", seed=seed)
 
 
 def test_every_piece_is_timed_once_and_in_its_share(decoders: dict[str, Any], timed: list[Any], tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_what_was_timed_is_not_timed_again(decoders: dict[str, Any], timed: list
 
 
 @pytest.mark.slow
-def test_a_sitting_makes_profiles_of_the_decoders_that_decode(
+def test_a_session_makes_profiles_of_the_decoders_that_decode(
     decoders: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few_parts(monkeypatch)
@@ -118,7 +118,19 @@ def test_a_sitting_makes_profiles_of_the_decoders_that_decode(
         found = profile_files.load(tmp_path / f"{name}-interpreter.json")
         assert found.notes[0].startswith("weights are its own; of the repeats of a round the mean counts")
         assert found.shape["layers"] == decoders[role].layers
-        there = {"layer", "step", "look", "again", "early_head", "early_softmax", "early_state", "fork", "after", "tree", "rows"}
+        there = {
+            "layer",
+            "step",
+            "first_read",
+            "resumed_step",
+            "early_head",
+            "early_softmax",
+            "early_state",
+            "fork",
+            "after_gap",
+            "tree",
+            "kv_rows",
+        }
         assert there <= {*found.parts}
         assert found.rows("layer").height == 4
         assert found.rows("fork")["processes"].to_list() == [1, 3]
@@ -155,8 +167,8 @@ def test_texts_over_units_are_timed_between_the_runs_of_each_repeat_and_once(
     monkeypatch.setattr(process_times, f"over_{kind}", text)
     given: Any = {"lanes": units} if kind == "streams" else {"processes": True}
     at: list[int] = []
-    for turns in ((0, 1), (1, 2)):  # the second sitting goes on with the first
-        beside: Any = Sitting(decoders, NAMES, PASSES, tmp_path, device="cpu", dtype="float32", **given)
+    for turns in ((0, 1), (1, 2)):  # the second measurement session goes on with the first
+        beside: Any = MeasurementSession(decoders, NAMES, PASSES, tmp_path, device="cpu", dtype="float32", **given)
         monkeypatch.setattr(profile_from_timings, "write", lambda *_: ({}, {}))
         for turn in turns:
             beside.begin(turn)
@@ -174,18 +186,19 @@ def test_texts_over_units_are_timed_between_the_runs_of_each_repeat_and_once(
 
 
 def test_a_difference_that_noise_makes_negative_is_nothing() -> None:
-    """A profile with a negative time is refused, and a sitting must not end so."""
+    """A profile with a negative time is refused, and a measurement session must not end so."""
     times = {"next": [1.0, 2.0, 3.0]}
     row = {
-        "busy": 0, "repeats": 2, "reads_us": times, "again_us": [-5.0, -1.0, 2.0], "beams_us": {}, "rows_us": {"1": times["next"]},
+        "busy": 0, "repeats": 2, "reads_us": times, "resumed_step_us": [-5.0, -1.0, 2.0], "beams_us": {},
+        "kv_rows_us": {"1": times["next"]},
         "tree_us": {"1 8": [-3.0, -2.0, 1.0]}, "fork_us": {"1": [0.0, 1.0, 2.0]},
     }  # fmt: skip
     table = read_times.part_rows([row], {0: 1e-3}, 5)
-    assert {each["part"] for each in table} == {"next", "again", "rows", "tree", "fork"}
+    assert {each["part"] for each in table} == {"next", "resumed_step", "kv_rows", "tree", "fork"}
     assert all(0 <= each["low_s"] <= each["time_s"] <= each["high_s"] for each in table)
     leading = {"kind": "processes", "repeats": 2, "exit_layer": 3, **{f"{part}_us": {} for part in process_times.BETWEEN}}
     leading |= {f"{part}_us": {"1": [0.5, 1.0, 2.0]} for part in process_times.LEADING}
-    found = process_times.process_rows([leading], {"alone": 1e-3, "beside": 1e-3}, 5)
+    found = process_times.process_rows([leading], {"main_alone": 1e-3, "main_concurrent": 1e-3}, 5)
     assert all(0 < each["low_s"] <= each["time_s"] <= each["high_s"] for each in found)
 
 
@@ -235,7 +248,7 @@ def test_of_a_batch_drafts_alone_are_made_at_unequal_positions(decoders: dict[st
 def test_batches_are_of_a_token_each() -> None:
     passes = Passes(widths=(1, 3), contexts=(0,), batches=(1, 4))
     assert [(each.width, each.batch) for each in passes.points] == [(1, 1), (3, 1), (1, 4)]
-    wider = Passes(widths=(1, 3, 5), contexts=(0,), batches=(1, 4), together=(1, 3))
+    wider = Passes(widths=(1, 3, 5), contexts=(0,), batches=(1, 4), batched_widths=(1, 3))
     assert [(each.width, each.batch) for each in wider.points if each.batch > 1] == [(1, 4), (3, 4)]
     for given in ({"widths": (2, 3), "batches": (1, 4)}, {"widths": (1,), "batches": (2, 4)}):
         with pytest.raises(ParameterError, match="widths and batches must have 1 among them"):
@@ -291,7 +304,7 @@ def open_(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return asked
 
 
-BUSY = Passes(widths=(1, 3), contexts=(0, 8), batches=(1, 2), busy=(0, 1, 2), rounds=2, repeats=5, together=(1, 3))
+BUSY = Passes(widths=(1, 3), contexts=(0, 8), batches=(1, 2), busy=(0, 1, 2), rounds=2, repeats=5, batched_widths=(1, 3))
 
 
 def test_the_target_is_timed_beside_others_too(open_: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +318,7 @@ def test_the_target_is_timed_beside_others_too(open_: list[Any], tmp_path: Path,
     failed: list[Any] = []
     monkeypatch.setattr(interleaved_profiles, "go_over", go_over)
     one: Any = {"target": "a decoder", "draft": "another"}
-    beside = Sitting(one, {"target": "big", "draft": "small"}, BUSY, tmp_path, device="dev", dtype="kind", seed=3)
+    beside = MeasurementSession(one, {"target": "big", "draft": "small"}, BUSY, tmp_path, device="dev", dtype="kind", seed=3)
     alone, others = BUSY.grids
     assert alone == TimingGrid((1, 3), (0, 8), (1, 2), (0,), ("interpreter",), 1)
     assert others == TimingGrid((1,), (0, 8), (1,), (1, 2), ("interpreter",), 1)
@@ -344,7 +357,7 @@ def test_a_point_is_timed_at_once_and_kept(open_: list[Any], tmp_path: Path, mon
     monkeypatch.setattr(interleaved_profiles, "time", SimpleNamespace(monotonic=lambda: 100.0))
     monkeypatch.setattr(interleaved_profiles, "release", happens.append)
     one: Any = {"target": None}
-    beside = Sitting(one, {"target": "big"}, PASSES, tmp_path, device="cpu", dtype="float32")
+    beside = MeasurementSession(one, {"target": "big"}, PASSES, tmp_path, device="cpu", dtype="float32")
     target: Any = beside.of["target"]
     point = Point("interpreter", 3, 8, 1, 0, 1)
     for _ in range(2):  # once
@@ -374,7 +387,7 @@ def test_profiles_are_written_in_the_end_and_what_is_odd_of_them_is_told(
     monkeypatch.setattr(interleaved_profiles, "load", lambda path: SimpleNamespace(facts=facts[path]))
     monkeypatch.setattr(process_times, "apart", lambda texts, depth: {"texts": texts, "layers": depth})
     both: Any = {"target": None, "draft": None}
-    beside = Sitting(both, {"target": "big", "draft": "small"}, PASSES, tmp_path, device="cpu", dtype="float32")
+    beside = MeasurementSession(both, {"target": "big", "draft": "small"}, PASSES, tmp_path, device="cpu", dtype="float32")
     assert (beside.refused, beside.warnings) == ({}, {})
     beside.end()
     target: Any = beside.of["target"]
@@ -395,9 +408,12 @@ def test_passes_have_room_for_the_longest_and_for_all_that_is_timed_besides() ->
     assert Passes((1, 32), (200,)).room == 233
     assert Passes((1,), (0,), busy=(0,)).grids == (TimingGrid((1,), (0,), modes=("interpreter",)),)
     for given, said in (
-        ({"together": (1, 2)}, r"together must be some of widths=\[1, 3\], got \[1, 2\]"),
-        ({"together": (3,)}, r"together must be left out without batches, of whose passes it is, got \[3\]; or give batches"),
-        ({"together": (3,), "batches": (1, 2)}, r"together must have 1 among them, as drafts are made, got \[3\]"),
+        ({"batched_widths": (1, 2)}, r"batched_widths must be some of widths=\[1, 3\], got \[1, 2\]"),
+        (
+            {"batched_widths": (3,)},
+            r"batched_widths must be left out without batches, of whose passes it is, got \[3\]; or give batches",
+        ),
+        ({"batched_widths": (3,), "batches": (1, 2)}, r"batched_widths must have 1 among them, as drafts are made, got \[3\]"),
     ):
         with pytest.raises(ParameterError, match=said):
             Passes(widths=(1, 3), contexts=(0,), **given)  # type: ignore[arg-type]

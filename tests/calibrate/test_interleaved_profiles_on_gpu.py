@@ -82,12 +82,12 @@ def test_parts_take_what_the_device_takes_and_nothing_of_what_came_before(device
     few = 40 * TICK  # looks at the clock, and nothing else
     for kind, times in found["reads_us"].items():
         assert times[1] == pytest.approx(HEAD if kind == "early_head" else 0, abs=few), kind
-    for times in found["rows_us"].values():  # keys and values of a layer are made within it
+    for times in found["kv_rows_us"].values():  # keys and values of a layer are made within it
         assert times[1] == pytest.approx(LAYER, abs=few)
     assert all(times[1] == pytest.approx(4 * TREE, abs=few) for times in found["tree_us"].values())
     assert all(times[1] == pytest.approx(0, abs=few) for times in found["beams_us"].values())
     assert all(times[1] < LAYER / 2 for times in found["fork_us"].values())
-    assert found["again_us"][1] == pytest.approx(0, abs=few)
+    assert found["resumed_step_us"][1] == pytest.approx(0, abs=few)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -95,7 +95,7 @@ def test_passes_behind_pauses_take_what_the_device_takes(device: Device, monkeyp
     monkeypatch.setattr(read_times, "GAPS", (0, 500))
     found = read_times.after(tiny(), 12, 4)
     assert device.owed == 0
-    for name in ("after_us", "wide_us"):
+    for name in ("after_gap_us", "wide_us"):
         for times in found[name].values():
             assert times[1] == pytest.approx(4 * LAYER, abs=40 * TICK), name
     for times in found["short_us"].values():

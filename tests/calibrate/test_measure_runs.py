@@ -249,10 +249,10 @@ def there(interrupted: Path, tmp_path: Path) -> Path:
 def test_repeats_are_interleaved_and_none_is_left_out(finished: tuple[Path, MeasuredRuns]) -> None:
     _, found = finished
     assert sorted(found.table.select("decoding", "repeat").rows()) == [(each, turn) for each in range(4) for turn in range(3)]
-    orders = [found.table.sort("turn").filter(pl.col("repeat") == turn)["decoding"].to_list() for turn in range(3)]
+    orders = [found.table.sort("run_order").filter(pl.col("repeat") == turn)["decoding"].to_list() for turn in range(3)]
     assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
     assert len({tuple(order) for order in orders}) > 1
-    assert sorted(found.table["turn"]) == [*range(12)]
+    assert sorted(found.table["run_order"]) == [*range(12)]
 
 
 def test_what_is_written_is_what_was_measured(finished: tuple[Path, MeasuredRuns]) -> None:
@@ -396,18 +396,20 @@ def test_a_plan_is_all_combinations(tmp_path: Path) -> None:
     assert [each.settings for each in found[4:]] == [{"draft_length": 1}, {"draft_length": 2}]
 
 
-@pytest.mark.parametrize("apart", [None, *measured_runs.APART])
-def test_a_plan_says_by_name_what_sub_processes_are(apart: str | None) -> None:
-    table: dict[str, Any] = {"name": "ppd", "exit_layer": 6, "candidates": 1} | ({} if apart is None else {"apart": apart})
+@pytest.mark.parametrize("unit_kind", [None, *measured_runs.UNIT_KINDS])
+def test_a_plan_says_by_name_what_sub_processes_are(unit_kind: str | None) -> None:
+    table: dict[str, Any] = {"name": "ppd", "exit_layer": 6, "candidates": 1} | (
+        {} if unit_kind is None else {"unit_kind": unit_kind}
+    )
     [found] = run_plan.of({"method": [table]}).choices
-    assert found.apart == apart
+    assert found.unit_kind == unit_kind
     assert found.settings == {"exit_layer": 6, "candidates": 1}
 
 
 @pytest.mark.parametrize(("more", "said"), [
     ({"processes": True}, "unknown key method.processes; known: .*candidates, exit_layer"),
-    ({"apart": "threads"}, "unknown apart 'threads'; .*known: processes, streams"),
-    ({"apart": True}, "unknown apart True; known: processes, streams"),
+    ({"unit_kind": "threads"}, "unknown unit_kind 'threads'; .*known: processes, streams"),
+    ({"unit_kind": True}, "unknown unit_kind True; known: processes, streams"),
 ])  # fmt: skip
 def test_a_plan_that_names_nothing_known_is_refused(more: dict[str, Any], said: str) -> None:
     with pytest.raises(ParameterError, match=said):
@@ -416,14 +418,14 @@ def test_a_plan_that_names_nothing_known_is_refused(more: dict[str, Any], said: 
 
 def test_files_say_what_units_were_or_they_were_processes(finished: tuple[Path, MeasuredRuns]) -> None:
     _, found = finished
-    assert found.about["apart"] == ["processes"] * 4
-    old = {key: value for key, value in found.about.items() if key != "apart"}
-    for about, expected in ((old, "processes"), (old | {"apart": ["streams"] * 4}, "streams")):
-        assert {each.apart for each in MeasuredRuns(found.log, found.table, about).timed.values()} == {expected}
-    with pytest.raises(ParameterError, match="apart must have one for each of 4 decodings, got 1"):
-        MeasuredRuns(found.log, found.table, old | {"apart": ["streams"]})
-    with pytest.raises(ParameterError, match="unknown apart 'cores'"):
-        MeasuredRuns(found.log, found.table, old | {"apart": ["cores"] * 4})
+    assert found.about["unit_kind"] == ["processes"] * 4
+    old = {key: value for key, value in found.about.items() if key != "unit_kind"}
+    for about, expected in ((old, "processes"), (old | {"unit_kind": ["streams"] * 4}, "streams")):
+        assert {each.unit_kind for each in MeasuredRuns(found.log, found.table, about).timed.values()} == {expected}
+    with pytest.raises(ParameterError, match="unit_kind must have one for each of 4 decodings, got 1"):
+        MeasuredRuns(found.log, found.table, old | {"unit_kind": ["streams"]})
+    with pytest.raises(ParameterError, match="unknown unit_kind 'cores'"):
+        MeasuredRuns(found.log, found.table, old | {"unit_kind": ["cores"] * 4})
 
 
 def invoke(*arguments: str | Path) -> Any:
@@ -452,11 +454,12 @@ def test_the_command_line_times_a_method(tmp_path: Path) -> None:
     (["speculative", "--set", "draft_length=2", "--draft", "no-such-model"], "no-such-model"),
     (["ppd", "--set", "exit_layer=99", "--set", "candidates=1"], "exit_layer must be"),
     (["autoregressive", "--repeats", "0"], "repeats must be"),
-    (["ppd", "--set", "exit_layer=6", "--set", "candidates=1", "--apart", "streams"],
+    (["ppd", "--set", "exit_layer=6", "--set", "candidates=1", "--unit-kind", "streams"],
      "device must be cuda for a run over streams, got 'cpu'"),
-    (["ppd", "--set", "exit_layer=6", "--set", "candidates=1", "--apart", "threads"], "unknown apart 'threads'"),
-    (["autoregressive", "--apart", "processes"], "apart is for methods that hold several units, and autoregressive holds one"),
-    (["--plan", "missing.toml", "--apart", "streams"], "--apart is of one METHOD"),
+    (["ppd", "--set", "exit_layer=6", "--set", "candidates=1", "--unit-kind", "threads"], "unknown unit_kind 'threads'"),
+    (["autoregressive", "--unit-kind", "processes"],
+     "unit_kind is for methods that hold several units, and autoregressive holds one"),
+    (["--plan", "missing.toml", "--unit-kind", "streams"], "--unit-kind is of one METHOD"),
     (["autoregressive", "--limit", "1", "--tokens", "100000"], "positions"),
 ])  # fmt: skip
 def test_mistakes_are_one_line_and_leave_nothing(arguments: list[str], said: str, tmp_path: Path) -> None:
@@ -528,7 +531,7 @@ def test_a_row_is_what_a_run_took(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Noted:
-    """What is measured in the same sitting."""
+    """What is measured in the same measurement session."""
 
     def __init__(self, said: list[Any]) -> None:
         self.begin = lambda turn: said.append(("begin", turn))
@@ -537,7 +540,8 @@ class Noted:
 
 
 def test_everything_comes_in_its_order_and_the_file_says_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each decoding once with a log; in each repeat the sitting first, then warm ones of each number of units, then each once."""
+    """Each decoding once with a log; in each repeat the measurement session first, then warm ones of each number of units, then
+    each once."""
     said: list[Any] = []
     monkeypatch.setattr(machine, "facts", lambda device: FACTS | {"of": device})
     whole, models = real_decoding.decode, real_models.decoders("llama", "draft", dtype="float32")
@@ -578,14 +582,16 @@ def test_everything_comes_in_its_order_and_the_file_says_all_of_it(tmp_path: Pat
             expected += [(3 + 3 * turn + place, 9, names[number]), ("between", place / 3, None), run(number, times=True)]
         expected += [("between", 1.0, None), "end"]
     assert said == expected
-    assert found.table["turn"].to_list() == [turn * 3 + made.order(turn).index(number) for number in range(3) for turn in range(2)]
+    assert found.table["run_order"].to_list() == [
+        turn * 3 + made.order(turn).index(number) for number in range(3) for turn in range(2)
+    ]
     sizes = {"target": LAYERS, "draft": DEPTHS["draft"]}
     versions = {"python": "3.x", "torch": "2.x", "transformers": "4.x"}
     shapes = {role: found.about["shapes"][role]["layers"] for role in found.about["shapes"]}
     assert shapes == sizes
     assert {key: value for key, value in found.about.items() if key != "shapes"} == {
         "device": "cpu", "dtype": "float32", "threads": 1, "machine": {"name": "a chip", "threads": 1, "sm_mhz": 9, "of": "cpu"},
-        "prompts": "some", "warm_ups": 1, "forced": [None, rates, None], "apart": ["processes"] * 3, "devices": ["cpu"],
+        "prompts": "some", "warm_ups": 1, "forced": [None, rates, None], "unit_kind": ["processes"] * 3, "devices": ["cpu"],
         "mode": "eager", "roles": ["target", "draft", "medium"], "profiles": {"target": "a.json"}, "date": "2026-01-02",
         "versions": versions,
     }  # fmt: skip
@@ -595,16 +601,16 @@ def test_everything_comes_in_its_order_and_the_file_says_all_of_it(tmp_path: Pat
     assert log.source == "assumed: outcomes were forced"
     assert all(each.reads for each in log.decodings)
     own = measure_runs._about(dataclasses.replace(made, wanted=three[:1]), models)
-    assert (own["forced"], own["apart"]) == (None, ["processes"])
+    assert (own["forced"], own["unit_kind"]) == (None, ["processes"])
     assert measure_runs._log(dataclasses.replace(made, wanted=three[:1]), models, log.decodings[:1]).source.startswith("measured: ")
 
 
 def test_decodings_are_called_by_what_they_are() -> None:
-    assert str(Wanted("ppd", {"exit_layer": 3}, (1,), "one", {"match_rate": 0.5}, units=2, apart="streams")) == (
+    assert str(Wanted("ppd", {"exit_layer": 3}, (1,), "one", {"match_rate": 0.5}, units=2, unit_kind="streams")) == (
         "ppd (exit_layer=3, match_rate=0.5) over 2 streams, one"
     )  # fmt: skip
     assert str(Wanted("ppd", {}, (1,), "one")) == "ppd, one"
-    for wrong, said in (({"units": 0}, "units must be"), ({"apart": "threads"}, "unknown apart 'threads'")):
+    for wrong, said in (({"units": 0}, "units must be"), ({"unit_kind": "threads"}, "unknown unit_kind 'threads'")):
         with pytest.raises(ParameterError, match=said):
             Wanted("ppd", {}, (1,), "one", **wrong)  # type: ignore[arg-type]
     one = [Wanted("autoregressive", {}, (1,), "one")]
@@ -624,7 +630,7 @@ def test_decodings_are_called_by_what_they_are() -> None:
         MeasurementPlan(one).warm_ups,
         MeasurementPlan(one).seed,
     ) == (48, 7, 1, 0)
-    units = [Wanted("ppd", {}, (1,), "one", units=count, apart=apart) for count, apart in
+    units = [Wanted("ppd", {}, (1,), "one", units=count, unit_kind=unit_kind) for count, unit_kind in
              ((2, "processes"), (1, "processes"), (2, "processes"), (2, "streams"), (1, "processes"))]  # fmt: skip
     assert sorted(measure_runs._first_of_each(MeasurementPlan(units), [4, 2, 0, 3, 1])) == [2, 3, 4]
 
@@ -636,7 +642,7 @@ def test_runs_over_units_that_a_method_does_not_have_are_refused() -> None:
         ("ppd", {"exit_layer": 3, "candidates": 2}, 2, "units must be 3, which ppd reserves with these parameters, got 2 streams"),
     ):
         with pytest.raises(ParameterError, match=said):
-            measure_runs.check(MeasurementPlan([Wanted(name, table, (1, 2), "one", units=units, apart="streams")]), models)
+            measure_runs.check(MeasurementPlan([Wanted(name, table, (1, 2), "one", units=units, unit_kind="streams")]), models)
     measure_runs.check(MeasurementPlan([Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (1, 2), "one", units=3)]), models)
     for tokens, fits in ((93, True), (94, False)):  # of 96 positions, the last of which is written and not read
         made = MeasurementPlan([Wanted("autoregressive", {}, (1,) * 4, "one")], tokens)
@@ -667,13 +673,13 @@ def test_kept_rows_that_are_none_are_refused(lines: Any, said: str, there: Path)
 
 
 def test_kept_rows_become_a_table_where_they_can() -> None:
-    row = {"decoding": 1, "repeat": 0, "turn": 2, "units": 1, "seconds": 2.0, "read_s": 0.5, "waited": 0.0, "load": None,
+    row = {"decoding": 1, "repeat": 0, "run_order": 2, "units": 1, "seconds": 2.0, "read_s": 0.5, "waited": 0.0, "load": None,
            "commit_s": [1.0], "pass_s": [0.0] * 3, "spans": []}  # fmt: skip
     found = measure_runs._table([row | {"decoding": 2}, row | {"repeat": 1}, row | {"load": 0.5}])
     assert found.select("decoding", "repeat").rows() == [(1, 0), (1, 1), (2, 0)]
     assert [str(each) for each in found["load"].to_list()] == ["0.5", "nan", "nan"]
     with pytest.raises(ParameterError, match=r"kept rows cannot be put into one table: .*; remove what is kept, and begin anew"):
-        measure_runs._table([row | {"turn": "two"}])
+        measure_runs._table([row | {"run_order": "two"}])
 
 
 def test_a_plan_is_read_as_it_is_written(tmp_path: Path) -> None:
@@ -687,7 +693,8 @@ def test_a_plan_is_read_as_it_is_written(tmp_path: Path) -> None:
     whole = run_plan.of({
         "run": {"tokens": 1, "warm_ups": 0}, "profile": {"widths": [1], "contexts": [0]},
         "method": [{"name": "ppd", "exit_layer": 6, "candidates": 1, "forced": {}},
-                   {"name": "ppd", "exit_layer": 6, "sweep": {"candidates": 2}, "forced": {"match_rate": 0.5}, "apart": "streams"}],
+                   {"name": "ppd", "exit_layer": 6, "sweep": {"candidates": 2}, "forced": {"match_rate": 0.5},
+                    "unit_kind": "streams"}],
     })  # fmt: skip
     assert whole.profile == Passes((1,), (0,))
     assert whole.choices == [

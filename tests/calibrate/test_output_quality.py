@@ -216,7 +216,12 @@ def test_a_table_is_the_same_in_both_formats(tmp_path: Path) -> None:
         ("bild", {"fallback_threshold": 0.5, "rollback_threshold": 1.0}, (), "method bild needs a draft model"),
         ("early_exit", {}, (), "threshold or exit_layer is required"),
         ("early_exit", {"treshold": 0.5}, (), "did you mean threshold"),
-        ("skipdecode", {"min_layers": 2, "max_layers": 5, "sequence": 12}, (), "tokens must be at most sequence-prompt=7"),
+        (
+            "skipdecode",
+            {"min_layers": 2, "max_layers": 5, "sequence_length": 12},
+            (),
+            "tokens must be at most sequence_length-prompt=7",
+        ),
         ("early_exit", {"threshold": 0.5, "sequences": 2, "batching": "static"}, (), "sequences must be 1"),
     ],
 )
@@ -278,7 +283,7 @@ def test_rows_say_what_they_were_made_with_and_seconds_are_those_of_all_texts(
     assert [(row["plain_seconds"], row["seconds"]) for row in rows] == [(6, 15), (6, 24)]
     assert [row["seconds_over_plain"] for row in rows] == pytest.approx([15 / 6, 24 / 6])
     for row in rows:
-        assert (row["method"], row["texts"], row["tokens"], row["target_name"]) == ("early_exit", 3, 3 * TOKENS, "tiny")
+        assert (row["method"], row["sequences"], row["tokens"], row["target_name"]) == ("early_exit", 3, 3 * TOKENS, "tiny")
         assert row["date"] == datetime.now(tz=UTC).date().isoformat()
         assert row["fallback_rate"] is row["rollback_rate"] is row["commits_fallback"] is row["commits_again"] is None
         assert row["agreement_low"] <= row["agreement"] <= row["agreement_high"]
@@ -332,9 +337,9 @@ def test_the_command_writes_rows_and_pictures(family: Path, tmp_path: Path) -> N
         (["early_exit", "--model", "nowhere"], "model must be a directory"),
         (["bild", "--set", "fallback_threshold"], "--set must be KEY=VALUE"),
         (["bild", "--sweep", "=3"], "--sweep must be KEY=VALUES"),
-        (["bild", "--set", "maximum_draft=1", "--sweep", "maximum_draft=1,2"], "maximum_draft is fixed and swept"),
+        (["bild", "--set", "max_draft_length=1", "--sweep", "max_draft_length=1,2"], "max_draft_length is fixed and swept"),
         (["bild", "--set", "fallback_treshold=1"], "did you mean fallback_threshold?"),
-        (["bild", "--set", "maximum_draft=1", "--set", "maximum_draft=2"], "--set maximum_draft is given twice"),
+        (["bild", "--set", "max_draft_length=1", "--set", "max_draft_length=2"], "--set max_draft_length is given twice"),
         (["speculative"], "method must be lossy, one of bild, early_exit, skipdecode, got speculative"),
         (["bild", "--model", "."], "method bild needs a draft model"),
         (["early_exit", "--model", ".", "--draft", "."], "--draft is not used by method early_exit"),

@@ -242,20 +242,27 @@ def test_what_processes_take_is_timed_by_how_many_there_are(pool: Pool, monkeypa
     for part in process_times.BETWEEN:
         assert [*raw[f"{part}_us"]] == ["1", "2", "3"]
         assert all(middle > 0 for _, middle, _ in raw[f"{part}_us"].values())
-    rows = process_times.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)
+    rows = process_times.process_rows([raw], {"main_alone": 0.0, "main_concurrent": 0.0}, LAYERS)
     assert {row["part"] for row in rows} >= {*process_times.BETWEEN}
 
 
 def test_a_layer_of_the_main_process_takes_its_share_of_what_its_passes_take_besides_the_call() -> None:
     """12 layers, the first 8 alone: .1 ms of call and .2 ms a layer there, .05 ms and .3 ms behind; the middle of three rounds."""
     rounds = [
-        {"alone_us": {"1": [100 + 8 * each] * 3}, "beside_us": {"1": [50 + 4 * (each + 100)] * 3}, "exit_layer": 8, "repeats": 5}
+        {
+            "main_alone_us": {"1": [100 + 8 * each] * 3},
+            "main_concurrent_us": {"1": [50 + 4 * (each + 100)] * 3},
+            "exit_layer": 8,
+            "repeats": 5,
+        }
         for each in (190, 200, 900)
     ]
     empty = {f"{part}_us": {} for part in process_times.BETWEEN}
-    empty |= {"called_us": {"1": [1230.0] * 3}}  # 4 layers of .3 ms, as those of the main process meanwhile, and .03 ms
-    found = process_times.process_rows([each | empty for each in rounds], {"alone": 1e-4, "beside": 5e-5}, 12)
-    assert {row["part"]: row["time_s"] for row in found} == pytest.approx({"alone": 2e-4, "beside": 3e-4, "called": 3e-5})
+    empty |= {"subprocess_step_us": {"1": [1230.0] * 3}}  # 4 layers of .3 ms, as those of the main process meanwhile, and .03 ms
+    found = process_times.process_rows([each | empty for each in rounds], {"main_alone": 1e-4, "main_concurrent": 5e-5}, 12)
+    assert {row["part"]: row["time_s"] for row in found} == pytest.approx(
+        {"main_alone": 2e-4, "main_concurrent": 3e-4, "subprocess_step": 3e-5}
+    )
     assert {(row["processes"], row["repeats"]) for row in found} == {(1, 15)}
 
 

@@ -324,19 +324,19 @@ def test_a_timed_run_says_that_it_was_over_streams_and_what_happened_when(tmp_pa
     # An operation of the stand-in takes a nanosecond: all of them end within the run, whose seconds are real.
     monkeypatch.setattr(device, "now", lambda: Device.now(device) * 1e-6)
     settings_ = {"exit_layer": 3, "candidates": 2}
-    wanted = [Wanted("ppd", settings_, (3, 4, 5), "one", units=units, apart="streams") for units in (1, 3)]
+    wanted = [Wanted("ppd", settings_, (3, 4, 5), "one", units=units, unit_kind="streams") for units in (1, 3)]
     models, lanes = {"target": decoder}, Lanes(decoder, 3, device)
     with device:
         found = measure_runs.measure(tmp_path / "runs.json", MeasurementPlan(wanted, 6, 1, 0), models, lanes=lanes)
     alone, apart = measured_runs.load(tmp_path / "runs.json").timed.values()
     assert [each.units for each in (alone, apart)] == [1, 3]
     assert alone.decoding.tokens == apart.decoding.tokens
-    assert apart.apart == "streams"
+    assert apart.unit_kind == "streams"
     assert alone.spans(0) == []
     assert {each.unit for each in apart.spans(0) if each.what == "forward"} == {0, 1, 2}
     assert {"wait", "forward", "head"} <= {*apart.of_main()}
-    assert found.about["apart"] == ["streams", "streams"]
-    few = Wanted("ppd", settings_, (3, 4, 5), "one", units=2, apart="streams")
+    assert found.about["unit_kind"] == ["streams", "streams"]
+    few = Wanted("ppd", settings_, (3, 4, 5), "one", units=2, unit_kind="streams")
     with pytest.raises(ParameterError, match="units must be 3, which ppd reserves with these parameters, got 2 streams"):
         measure_runs.check(MeasurementPlan([few]), models)
     with pytest.raises(ParameterError, match="units must be at least 3, which the method reserves, got 2 streams"):
@@ -349,11 +349,11 @@ def test_what_passes_take_on_streams_is_timed_by_how_many_there_are(monkeypatch:
     with device:
         raw = process_times.apart([process_times.over_streams(Lanes(decoder_of("llama"), 3, device), 0)], LAYERS)
     assert raw["exit_layer"] == 3
-    for part in ("promotion", "turn"):
+    for part in ("promotion", "scheduling"):
         assert [*raw[f"{part}_us"]] == ["1", "2"]
     assert raw["dispatch_us"] == raw["wake_us"] == {}
-    found = {row["part"] for row in process_times.process_rows([raw], {"alone": 0.0, "beside": 0.0}, LAYERS)}
-    assert {"promotion", "turn", "alone"} <= found <= {*predict.OVER_STREAMS}
+    found = {row["part"] for row in process_times.process_rows([raw], {"main_alone": 0.0, "main_concurrent": 0.0}, LAYERS)}
+    assert {"promotion", "scheduling", "main_alone"} <= found <= {*predict.OVER_STREAMS}
 
 
 # --- the stand-in itself ---

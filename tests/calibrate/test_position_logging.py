@@ -37,7 +37,7 @@ from tests.support.tiers import examples
 
 LAYERS, TOKENS = DEPTHS["target"], 12
 SAID = {
-    "target": {"name": "target", "checksum": "0", "layers": DEPTHS["target"]}, "heads": None, "prompts": [], "asked": TOKENS,
+    "target": {"name": "target", "checksum": "0", "layers": DEPTHS["target"]}, "heads": None, "prompts": [], "max_tokens": TOKENS,
     "draft": {"name": "draft", "checksum": "0", "layers": DEPTHS["draft"]}, "sampling": None,
     "seed": 0, "dtype": "float64", "versions": {}, "date": "2026-01-01",
 }  # fmt: skip
@@ -91,7 +91,7 @@ def test_every_column_is_what_the_library_says_of_the_whole_text() -> None:
 
     decoders, log = kin(), made()
     full, small = decoders["target"].full, decoders["draft"].full
-    for number, rows in enumerate(log.table.partition_by("text", maintain_order=True)):
+    for number, rows in enumerate(log.table.partition_by("prompt", maintain_order=True)):
         tokens = rows["token"].to_list()
         ids = torch.tensor([PROMPTS[number] + tokens[:-1]])
         with torch.inference_mode():
@@ -139,7 +139,7 @@ def test_groups_and_order_do_not_matter() -> None:
     whole = logging.logged(decoders["target"], PROMPTS, TOKENS, draft=decoders["draft"])
     for number, prompt in PROMPTS.items():
         alone = logging.logged(decoders["target"], {number: prompt}, TOKENS, draft=decoders["draft"])
-        same = whole.filter(pl.col("text") == number)
+        same = whole.filter(pl.col("prompt") == number)
         for name in ("token", "rank_common", "draft_token", "accepted"):
             assert alone[name].to_list() == same[name].to_list()
 
@@ -226,7 +226,7 @@ def test_drawn_texts_are_accepted_as_often_as_the_log_says() -> None:
 
 def test_drawn_texts_are_those_of_the_plain_decoder_by_the_same_luck() -> None:
     sampling = Sampling(temperature=0.8, top_k=9)
-    texts = made(sampling=sampling).table.partition_by("text", maintain_order=True)
+    texts = made(sampling=sampling).table.partition_by("prompt", maintain_order=True)
     for number, text in enumerate(texts):
         real = Real(kin(), sampling=sampling, luck=Luck(0, number))
         steps = autoregressive.decode(autoregressive.Parameters(LAYERS, sampled=True), PROMPTS[number], TOKENS)
@@ -263,9 +263,11 @@ def test_a_log_that_was_cut_off_or_is_no_log_is_refused(tmp_path: Path) -> None:
 
     refused(r"log\.json: its table log\.parquet is not the one", content=table[: len(table) // 2])
     refused("cannot be read as JSON", said[: len(said) // 2])
-    refused("schema_version must be 1, got 99", json.dumps(json.loads(said) | {"schema_version": 99}))
+    refused("schema_version must be 2, got 99", json.dumps(json.loads(said) | {"schema_version": 99}))
     refused("part must be 'positions'.*got 'own'", json.dumps(json.loads(said) | {"part": "own"}))
-    refused("part must be 'positions'.*got 'own'", '{"schema_version": 1, "part": "own", "texts": []}')  # a log of calibrate decode
+    refused(
+        "part must be 'positions'.*got 'own'", '{"schema_version": 2, "part": "own", "decodings": []}'
+    )  # a log of calibrate decode
     for content in (b"", b"XXXX" + table[4:-4] + b"XXXX", table[:500]):
         own = json.dumps(json.loads(said) | {"sha256": hashlib.sha256(content).hexdigest()})
         refused(r"log\.json: its table log\.parquet:? (it )?cannot be read as Parquet: .*; log it again", own, content)
@@ -296,7 +298,7 @@ def _by_layer(value: int, layers: int = LAYERS) -> pl.Series:
         ("rank_common", _by_layer(0), "column rank_common must be at least 1, got 0"),
         ("rank_trained", _by_layer(1, 3), "column rank_trained must be whole numbers, one for each layer"),
         ("position", pl.col("position").reverse(), "rows must be in the order of texts"),
-        ("text", pl.col("text").reverse(), "rows must be in the order of texts"),
+        ("prompt", pl.col("prompt").reverse(), "rows must be in the order of texts"),
     ],
 )
 def test_what_no_model_can_have_said_is_refused(column: str, value: Any, message: str) -> None:
@@ -813,7 +815,7 @@ def test_trained_heads_rank_at_their_layers_and_the_models_own_at_the_last() -> 
         patch.setattr(logging, "PIECE", 5)
         table = logging.logged(target, PROMPTS, TOKENS)
     ranks = table["rank_trained"].to_numpy()
-    for number, rows in enumerate(table.partition_by("text", maintain_order=True)):
+    for number, rows in enumerate(table.partition_by("prompt", maintain_order=True)):
         ids = torch.tensor([PROMPTS[number] + rows["token"].to_list()[:-1]])
         with torch.inference_mode():
             behind = target.full(ids, output_hidden_states=True).hidden_states[2][0, -TOKENS:]
@@ -836,16 +838,16 @@ def test_texts_are_written_until_all_have_ended(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(target, "run", lambda *args, **more: passes.append(args) or run(*args, **more))
     draft = kin()["draft"]
     table = logging.logged(target, PROMPTS, TOKENS, draft=draft)
-    assert [part.height for part in table.partition_by("text", maintain_order=True)] == lengths
+    assert [part.height for part in table.partition_by("prompt", maintain_order=True)] == lengths
     assert len(passes) == 1 + max(lengths) <= 5  # one for the prompts but for their last tokens
-    assert [part["token"].to_list() for part in table.partition_by("text", maintain_order=True)] == [
+    assert [part["token"].to_list() for part in table.partition_by("prompt", maintain_order=True)] == [
         text[:length] for text, length in zip(texts, lengths, strict=True)
     ]
-    assert [part["position"].to_list() for part in table.partition_by("text", maintain_order=True)] == [
+    assert [part["position"].to_list() for part in table.partition_by("prompt", maintain_order=True)] == [
         [*range(length)] for length in lengths
     ]
     # The draft's tokens are those along each text, and survive up to its end.
-    for number, part in enumerate(table.partition_by("text", maintain_order=True)):
+    for number, part in enumerate(table.partition_by("prompt", maintain_order=True)):
         before = [PROMPTS[number] + texts[number][:place] for place in range(part.height)]
         says = [int(real_models.logits(draft.full, each).argmax()) for each in before]
         assert part["draft_token"].to_list() == says
@@ -878,7 +880,7 @@ def test_texts_of_one_length_are_written_together_and_told_as_they_are_done(tmp_
     log, spent = logging.make(tmp_path / "log.json", SAID | {"draft": None}, target, prompts, 2, group=2,
                               report=lambda *said: told.append(said))  # fmt: skip
     assert told == [(2, 5, ""), (3, 5, ""), (5, 5, "")]
-    assert log.table.select("text", "position").rows() == [(text, place) for text in range(5) for place in range(2)]
+    assert log.table.select("prompt", "position").rows() == [(text, place) for text in range(5) for place in range(2)]
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["log.json", "log.parquet"]
     assert spent.writing > 0 < spent.heads
     assert (spent.trained_heads, spent.draft) == (0, 0)
@@ -892,5 +894,5 @@ def test_the_end_token_in_a_prompt_ends_nothing(monkeypatch: pytest.MonkeyPatch)
     prompts = {number: [*prompt[:-1], unused, prompt[-1]] for number, prompt in PROMPTS.items()}
     expected = [real_models.oracle(target.full, prompt, TOKENS, stop=unused) for prompt in prompts.values()]
     table = logging.logged(target, prompts, TOKENS)
-    assert [part["token"].to_list() for part in table.partition_by("text", maintain_order=True)] == expected
+    assert [part["token"].to_list() for part in table.partition_by("prompt", maintain_order=True)] == expected
     assert min(map(len, expected)) > 1

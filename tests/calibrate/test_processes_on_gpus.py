@@ -352,7 +352,7 @@ def test_gpus_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--gpus", "cuda:0,cuda:1", "--apart", "processes"], "gpus must begin with the device of the run, cpu, got cuda:0"),
+        (["--gpus", "cuda:0,cuda:1", "--unit-kind", "processes"], "gpus must begin with the device of the run, cpu, got cuda:0"),
         (["--gpus", "cuda:0,cuda:1"], "gpus are those of processes, and no method has any; leave them out"),
     ],
 )

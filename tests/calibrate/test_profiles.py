@@ -82,15 +82,15 @@ def test_a_profile_is_of_the_device_and_the_model_that_it_names(name: str) -> No
 def test_no_layer_is_faster_than_its_weights_are_read_or_its_arithmetic_done(name: str) -> None:
     """A pass goes through all layers, so that no layer's weights or keys wait in the cache."""
     made = profile_files.load(name)
-    for ways in made.ways:
-        part = shape_of(made).shard(ways)
-        rows = made.rows("dense", ways)
+    for tensor_parallel in made.tensor_parallel:
+        part = shape_of(made).shard(tensor_parallel)
+        rows = made.rows("dense", tensor_parallel)
         tokens, seconds = rows["tokens"].to_numpy(), rows["time_s"].to_numpy()
         assert (seconds + 2.5e-6 >= part.layer_weight_bytes / made.bandwidth).all()
         assert (seconds * 1.1 >= 2.0 * part.layer_weights * tokens / made.rate).all()
-        heads = made.rows("head", ways)
+        heads = made.rows("head", tensor_parallel)
         assert (heads["time_s"].to_numpy() >= part.head_weights * 2 / made.bandwidth).all()
-        rows = made.rows("attention", ways)
+        rows = made.rows("attention", tensor_parallel)
         width, context, batch = (rows[axis].to_numpy() for axis in ("width", "context", "batch"))
         read = 2 * batch * (context + width) * part.kv_heads * part.head_dim * 2
         # A measured one may be of a cache that still held what it had read.
@@ -116,16 +116,16 @@ def test_no_operation_is_faster_than_what_does_not_fit_the_cache_is_read(name: s
 def test_a_model_is_covered_as_far_as_it_is_decoded(name: str) -> None:
     made = profile_files.load(name)
     assert {"dense", "attention", "head", "embedding"} <= {*made.parts}
-    assert made.ways == ((1,) if name.startswith("rtx") else (1, 2, 4, 8))
-    for ways in made.ways:
-        tokens = made.rows("dense", ways)["tokens"]
+    assert made.tensor_parallel == ((1,) if name.startswith("rtx") else (1, 2, 4, 8))
+    for tensor_parallel in made.tensor_parallel:
+        tokens = made.rows("dense", tensor_parallel)["tokens"]
         assert (tokens.min(), tokens.max()) == (1, 2048 if name.startswith("rtx") else 4096)
-        rows = made.rows("attention", ways)
+        rows = made.rows("attention", tensor_parallel)
         alone = rows.filter((rows["width"] == 1) & (rows["batch"] == 1))["context"]
         assert alone.min() <= 32
         assert alone.max() >= 4032
-        if ways > 1 and made.device != "a40":
-            assert made.rows("all_reduce", ways).height >= 10
+        if tensor_parallel > 1 and made.device != "a40":
+            assert made.rows("all_reduce", tensor_parallel).height >= 10
     if made.device in ("a100", "h100", "a40"):
         assert made.rows("send").height >= 20
 
@@ -149,13 +149,13 @@ def test_a_token_of_llama_3_on_an_rtx_4090_takes_what_its_publisher_composes() -
 def test_any_model_can_be_composed_of_the_operations_that_come_along(name: str) -> None:
     """Those are thinned and in half the digits; what they give is what the whole tables gave."""
     made = profile_files.load(name)
-    again = composed_layers.layer(profile_files.load(f"{made.device}-operations"), shape_of(made), made.ways)
-    for ways in made.ways:
+    again = composed_layers.layer(profile_files.load(f"{made.device}-operations"), shape_of(made), made.tensor_parallel)
+    for tensor_parallel in made.tensor_parallel:
         for part, axis in (("dense", "tokens"), ("head", "positions")):
-            ours, theirs = again.rows(part, ways), made.rows(part, ways)
+            ours, theirs = again.rows(part, tensor_parallel), made.rows(part, tensor_parallel)
             assert ours[axis].to_list() == theirs[axis].to_list()
             assert ours["time_s"].to_numpy() == pytest.approx(theirs["time_s"].to_numpy(), rel=1e-4)
-        ours, theirs = (each.rows("attention", ways) for each in (again, made))
+        ours, theirs = (each.rows("attention", tensor_parallel) for each in (again, made))
         both = ours.join(theirs, on=["context", "batch"], suffix="_theirs")
         assert both.height >= 0.9 * theirs.filter(theirs["batch"] <= 64).height
         assert both["time_s"].to_numpy() == pytest.approx(both["time_s_theirs"].to_numpy(), rel=1e-3)
@@ -223,7 +223,7 @@ def test_what_is_said_without_a_bound_is_of_passes_of_up_to_64_tokens() -> None:
 
     def of(gpu: str, *times: float) -> Profile:
         points = zip((1, 64, 65), times, strict=True)
-        rows = [{"part": "dense", "tokens": tokens, "time_s": time, "ways": 1} for tokens, time in points]
+        rows = [{"part": "dense", "tokens": tokens, "time_s": time, "tensor_parallel": 1} for tokens, time in points]
         peaks = devices.device(gpu)
         return replace(was, device=gpu, bandwidth=peaks.bandwidth, table=profile.table_of(rows))
 
@@ -312,9 +312,9 @@ def test_attention_left_out_is_found_again_or_impossible(gpu: str, folder: str, 
 def test_composed_layers_are_what_was_measured(gpu: str, model: str, operations: dict[str, Profile]) -> None:
     """Up to 64 tokens, on the same GPU, by another engine and years apart: whole and split over up to eight devices."""
     measured = vidur.read(DATA / "gpu/vidur/compute" / gpu / bundled_profiles.VIDUR[model], model=model, gpu=gpu)
-    for ways in bundled_profiles.WAYS:
-        assert bundled_profiles.differences(operations[gpu], measured, (ways,)).median() <= 0.06
-        found = bundled_profiles.differences(operations[gpu], measured, (ways,), most=4096)
+    for tensor_parallel in bundled_profiles.TENSOR_PARALLEL:
+        assert bundled_profiles.differences(operations[gpu], measured, (tensor_parallel,)).median() <= 0.06
+        found = bundled_profiles.differences(operations[gpu], measured, (tensor_parallel,), most=4096)
         assert found.median() <= 0.25
 
 
@@ -361,16 +361,18 @@ def test_a_composed_layer_says_how_far_off_it_may_be(derived: dict[str, Profile]
     """What composed layers of other models were off by, at as many tokens and split as many ways; more where a time was moved."""
     for gpu, table in operations.items():
         off = bundled_profiles.layer_errors(table, [of_vidur(gpu, model) for model in bundled_profiles.VIDUR])
-        assert [row[:2] for row in off] == [[ways, most] for ways in bundled_profiles.WAYS for most in bundled_profiles.RANGES]
+        assert [row[:2] for row in off] == [
+            [tensor_parallel, most] for tensor_parallel in bundled_profiles.TENSOR_PARALLEL for most in bundled_profiles.RANGES
+        ]
         made = derived[f"{gpu}-llama-2-13b"]
-        for ways, most, error in off:
-            rows = made.rows("dense", int(ways)).filter(pl.col("tokens") <= most)
+        for tensor_parallel, most, error in off:
+            rows = made.rows("dense", int(tensor_parallel)).filter(pl.col("tokens") <= most)
             rows = rows.filter(pl.col("tokens") > ([0, *bundled_profiles.RANGES][bundled_profiles.RANGES.index(int(most))]))
             half = ((rows["high_s"] - rows["low_s"]) / 2 / rows["time_s"]).to_numpy()
             assert (half >= max(error, made.errors["head"]) - 1e-4).all()
             assert half.min() == pytest.approx(max(error, made.errors["head"]), rel=0.2)
         said = {tuple(row[:2]): row[2] for row in derived["l40s-operations"].facts[composed_layers.LAYER_ERRORS]}
-        assert all(said[ways, most] >= error for ways, most, error in off)
+        assert all(said[tensor_parallel, most] >= error for tensor_parallel, most, error in off)
 
 
 @needs_data
@@ -392,10 +394,10 @@ def test_what_is_stated_of_composed_layers_covers_a_model_left_out(gpu: str, ope
         off = bundled_profiles.layer_errors(operations[gpu], [other for name, other in models.items() if name != model])
         stated = replace(operations[gpu], facts={composed_layers.LAYER_ERRORS: off})
         within = []
-        for ways in bundled_profiles.WAYS:
-            found = bundled_profiles.differences(operations[gpu], one, (ways,), most=4096)
+        for tensor_parallel in bundled_profiles.TENSOR_PARALLEL:
+            found = bundled_profiles.differences(operations[gpu], one, (tensor_parallel,), most=4096)
             weight = np.gradient(np.log(found.at))  # passes of many tokens were measured more densely
-            within.append((weight, np.abs(found.error) / composed_layers.layer_error(stated, found.at, ways)))
+            within.append((weight, np.abs(found.error) / composed_layers.layer_error(stated, found.at, tensor_parallel)))
         once, twice = shares(within)
         assert once >= 1 / 3, (model, once)
         assert twice >= 0.6, (model, twice)
@@ -428,11 +430,13 @@ def test_a_pass_over_more_never_takes_less(name: str) -> None:
     width = np.array([*range(1, 17), 24, 31, 33, 64, 100, 257, 700, 1500, 4096])
     batch = np.array([1, 2, 3, 4, 6, 8, 13, 16, 24, 32, 48, 64, 100, 128, 256, 300])
     context = np.array([0, 1, 7, 31, 32, 100, 128, 500, 1024, 1100, 2047, 2048, 3000, 4000, 6000, 9000])
-    for ways in made.ways:
-        taken = pass_time(ProfileCosts(made, ways=ways), width[:, None, None], context[:, None], batch).seconds
+    for tensor_parallel in made.tensor_parallel:
+        taken = pass_time(
+            ProfileCosts(made, tensor_parallel=tensor_parallel), width[:, None, None], context[:, None], batch
+        ).seconds
         for axis in range(3):
             fall = -np.diff(taken, axis=axis) / np.take(taken, range(taken.shape[axis] - 1), axis=axis)
-            assert fall.max() < 5e-4, (ways, axis)
+            assert fall.max() < 5e-4, (tensor_parallel, axis)
 
 
 def test_where_a_processor_takes_less_for_more_its_repeats_say_so() -> None:
@@ -450,12 +454,12 @@ def test_reductions_do_not_jump_and_say_how_libraries_differ(name: str) -> None:
     """From a size to one at most twice as large at most 2.5 times as long: twice the bytes, and another algorithm in some library;
     in all of them between eight cards without links of their own, and then thrice. Half the range of the quartiles is stated."""
     made = profile_files.load(name)
-    for ways in (2, 4, 8):
-        rows = made.rows("all_reduce", ways).sort("size")
+    for tensor_parallel in (2, 4, 8):
+        rows = made.rows("all_reduce", tensor_parallel).sort("size")
         size, time = (rows[column].to_numpy().astype(float) for column in ("size", "time_s"))
         near = size[1:] <= 2 * size[:-1]
         assert (time[1:] / time[:-1])[near].max() < (3.5 if made.device == "l40s" else 2.5)
-        found = ProfileCosts(made, ways=ways).part("all_reduce", size)
+        found = ProfileCosts(made, tensor_parallel=tensor_parallel).part("all_reduce", size)
         assert found is not None
         half = (rows["high_s"] - rows["low_s"]).to_numpy() / 2 / time
         assert (found.error >= half - 1e-9).all()

@@ -50,7 +50,8 @@ def reading(middle: float, *, busy: int = 0, repeats: int = 4, **more: Any) -> d
     times = [middle - 1, middle, middle + 2]
     return {
         "kind": "reads", "busy": busy, "repeats": repeats, "reads_us": {"next": times, "top": [2 * each for each in times]},
-        "again_us": times, "fork_us": {"3": times}, "beams_us": {"4": times}, "tree_us": {"2 64": times}, "rows_us": {"8": times},
+        "resumed_step_us": times, "fork_us": {"3": times}, "beams_us": {"4": times}, "tree_us": {"2 64": times},
+        "kv_rows_us": {"8": times},
     } | more  # fmt: skip
 
 
@@ -59,37 +60,40 @@ def test_reads_are_medians_over_rounds_at_their_places() -> None:
     found = by_place(read_times.part_rows([*rounds, reading(7.0, busy=2)], {0: 12e-6, 2: 4e-6}, 5))
     # Three rounds of busy 0 with 4 + 6 + 4 repeats, one of busy 2; keys and values without their share of the call, a fourth.
     assert found == {
-        ("next", 0, 1): (19, 20, 22, 14), ("top", 0, 1): (38, 40, 44, 14), ("again", 0, 1): (19, 20, 22, 14),
+        ("next", 0, 1): (19, 20, 22, 14), ("top", 0, 1): (38, 40, 44, 14), ("resumed_step", 0, 1): (19, 20, 22, 14),
         ("fork", 0, 3): (19, 20, 22, 14), ("beams", 0, 4): (19, 20, 22, 14), ("tree", 0, 2, 64): (19, 20, 22, 14),
-        ("rows", 0, 8): (16, 17, 19, 14),
-        ("next", 2, 1): (6, 7, 9, 4), ("top", 2, 1): (12, 14, 18, 4), ("again", 2, 1): (6, 7, 9, 4), ("fork", 2, 3): (6, 7, 9, 4),
-        ("beams", 2, 4): (6, 7, 9, 4), ("tree", 2, 2, 64): (6, 7, 9, 4), ("rows", 2, 8): (5, 6, 8, 4),
+        ("kv_rows", 0, 8): (16, 17, 19, 14),
+        ("next", 2, 1): (6, 7, 9, 4), ("top", 2, 1): (12, 14, 18, 4), ("resumed_step", 2, 1): (6, 7, 9, 4),
+        ("fork", 2, 3): (6, 7, 9, 4),
+        ("beams", 2, 4): (6, 7, 9, 4), ("tree", 2, 2, 64): (6, 7, 9, 4), ("kv_rows", 2, 8): (5, 6, 8, 4),
     }  # fmt: skip
 
 
 def test_what_noise_makes_negative_is_nothing_and_a_mean_beyond_its_quartiles_is_their_end() -> None:
-    row = reading(3.0, again_us=[-9, -1, 1], tree_us={"2 64": [-9, 2, 1]}, rows_us={"8": [1, 2, 5]}, beams_us={"4": [5, 4, 3]})
+    row = reading(
+        3.0, resumed_step_us=[-9, -1, 1], tree_us={"2 64": [-9, 2, 1]}, kv_rows_us={"8": [1, 2, 5]}, beams_us={"4": [5, 4, 3]}
+    )
     found = by_place(read_times.part_rows([row], {0: 12e-6}, 4))
-    assert found["again", 0, 1] == (0, 0, 1, 4)
+    assert found["resumed_step", 0, 1] == (0, 0, 1, 4)
     assert found["tree", 0, 2, 64] == (0, 2, 2, 4)
     assert found["beams", 0, 4] == (4, 4, 4, 4)
-    assert found["rows", 0, 8] == (0.001, 0.001, 1, 4)  # a third of 12 us off, and a time is above nothing
+    assert found["kv_rows", 0, 8] == (0.001, 0.001, 1, 4)  # a third of 12 us off, and a time is above nothing
     without = {name: value for name, value in reading(3.0).items() if name != "fork_us"}
     assert ("fork", 0, 3) not in by_place(read_times.part_rows([without], {}, 1))
-    assert by_place(read_times.part_rows([without], {}, 1))["rows", 0, 8] == (
+    assert by_place(read_times.part_rows([without], {}, 1))["kv_rows", 0, 8] == (
         2,
         3,
         5,
         4,
     )  # no call known: nothing taken off
-    assert by_place(read_times.part_rows([without], {0: 1e-6}, 1))["rows", 0, 8] == (1, 2, 4, 4)  # of one layer, all of it
+    assert by_place(read_times.part_rows([without], {0: 1e-6}, 1))["kv_rows", 0, 8] == (1, 2, 4, 4)  # of one layer, all of it
 
 
 # --- behind pauses ---
 
 
 def pausing(middle: float, **more: Any) -> dict[str, Any]:
-    times = {"after_us": {"0": [middle - 1, middle, middle + 1], "500": [2 * middle] * 3}, "repeats": 8}
+    times = {"after_gap_us": {"0": [middle - 1, middle, middle + 1], "500": [2 * middle] * 3}, "repeats": 8}
     wide = {"4 1000": [middle + 5, middle + 6, middle + 7]}
     return times | {"short_us": {"2": [7, 8, 10], "5": [9, 10, 14]}, "wide_us": wide} | more
 
@@ -98,15 +102,15 @@ def test_passes_behind_pauses_and_behind_so_much_less_of_others_layers() -> None
     """5 layers of 10 us in a whole pass; of passes over 2, a layer takes 8 us and is run again 3 layers, 30 us, sooner."""
     found = by_place(read_times.after_rows([pausing(60.0), pausing(90.0), pausing(50.0)], 5))
     assert found == {
-        ("after", 0, 0): (59, 60, 61, 24), ("after", 0, 500): (120, 120, 120, 24), ("after", 0, -30): (45, 50, 60, 24),
-        ("wide_after", 0, 4, 1000): (65, 66, 67, 24),
+        ("after_gap", 0, 0): (59, 60, 61, 24), ("after_gap", 0, 500): (120, 120, 120, 24), ("after_gap", 0, -30): (45, 50, 60, 24),
+        ("wide_after_gap", 0, 4, 1000): (65, 66, 67, 24),
     }  # fmt: skip
     assert read_times.after_rows([], 5) == []
     older = {name: value for name, value in pausing(60.0).items() if name not in ("short_us", "wide_us")}
-    assert {*by_place(read_times.after_rows([older], 5))} == {("after", 0, 0), ("after", 0, 500)}
+    assert {*by_place(read_times.after_rows([older], 5))} == {("after_gap", 0, 0), ("after_gap", 0, 500)}
     # Whatever noise says, no pass takes less than nothing.
     assert (
-        by_place(read_times.after_rows([pausing(1.0, short_us={"2": [0, 0, 0], "5": [9, 10, 14]})], 5))["after", 0, -30][1]
+        by_place(read_times.after_rows([pausing(1.0, short_us={"2": [0, 0, 0], "5": [9, 10, 14]})], 5))["after_gap", 0, -30][1]
         == 0.001
     )
 
@@ -124,18 +128,20 @@ def apart(**more: Any) -> dict[str, Any]:
 
 def test_parts_of_runs_over_processes_follow_from_their_rows() -> None:
     rounds = [
-        apart(wake_us={"1": [4, 5, 9], "2": [1, 2, 3]}, alone_us={"1": [64, 70, 100]}, beside_us={"1": [41, 45, 51]},
-              called_us={"1": [50, 60, 70], "2": [8, 9, 10]}),
-        apart(wake_us={"1": [6, 7, 11]}, alone_us={"1": [64, 70, 100]}, beside_us={"1": [41, 45, 51]},
-              called_us={"1": [50, 60, 70]}),
+        apart(wake_us={"1": [4, 5, 9], "2": [1, 2, 3]}, main_alone_us={"1": [64, 70, 100]}, main_concurrent_us={"1": [41, 45, 51]},
+              subprocess_step_us={"1": [50, 60, 70], "2": [8, 9, 10]}),
+        apart(wake_us={"1": [6, 7, 11]}, main_alone_us={"1": [64, 70, 100]}, main_concurrent_us={"1": [41, 45, 51]},
+              subprocess_step_us={"1": [50, 60, 70]}),
     ]  # fmt: skip
-    found = by_place(process_times.process_rows(rounds, {"alone": 10e-6, "beside": 5e-6}, 5))
+    found = by_place(process_times.process_rows(rounds, {"main_alone": 10e-6, "main_concurrent": 5e-6}, 5))
     assert found == {
         ("wake", 0, 1): (5, 6, 10, 32), ("wake", 0, 2): (1, 2, 3, 16),  # what a round lacks is the median of the others
-        ("alone", 0, 1): (18, 20, 30, 32), ("beside", 0, 1): (18, 20, 23, 32),  # 3 layers without 10 us, 2 without 5 us
-        ("called", 0, 1): (10, 20, 30, 32), ("called", 0, 2): (8, 9, 10, 16),  # without the two layers beside it, where known
+        # 3 layers without 10 us, 2 without 5 us
+        ("main_alone", 0, 1): (18, 20, 30, 32), ("main_concurrent", 0, 1): (18, 20, 23, 32),
+        # without the two layers beside it, where known
+        ("subprocess_step", 0, 1): (10, 20, 30, 32), ("subprocess_step", 0, 2): (8, 9, 10, 16),
     }  # fmt: skip
-    assert process_times.process_rows([], {"alone": 0.0, "beside": 0.0}, 5) == []
+    assert process_times.process_rows([], {"main_alone": 0.0, "main_concurrent": 0.0}, 5) == []
 
 
 def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,11 +179,12 @@ def test_what_a_text_over_processes_took_is_told_by_its_spans(monkeypatch: pytes
     assert settled == [1]
     # Of 92 s the main process worked or waited for 77: what is left, by its two looks.
     assert found == {1: {
-        "dispatch": [1], "wake": [2], "promotion": [1], "turn": [7.5], "alone": [10], "beside": [20], "called": [19, 5, 5],
+        "dispatch": [1], "wake": [2], "promotion": [1], "scheduling": [7.5], "main_alone": [10], "main_concurrent": [20],
+        "subprocess_step": [19, 5, 5],
     }}  # fmt: skip
     for whole, turn in ((78.0, 0.5), (77.0, 0.0), (60.0, 0.0)):  # whatever clocks say, it is not less than nothing
         seconds = whole
-        assert process_times.over_processes(pool, 3)[1]["turn"] == [turn]
+        assert process_times.over_processes(pool, 3)[1]["scheduling"] == [turn]
 
 
 def test_texts_over_processes_are_means_between_quartiles_by_how_many_there_are() -> None:
@@ -201,7 +208,7 @@ def passed(mode: str = "interpreter", width: int = 1, batch: int = 1, **more: An
     """A pass of 100 us over 4 layers of 15 us: 20 us head, 6 us embedding, 10 us of the call, 4 us of the look."""
     place = {"mode": mode, "width": width, "context": 8, "batch": batch, "busy": 0, "round": 0}
     times = {"whole_us": [98, 100, 104], "sum_us": [56, 60, 72], "head_us": [19, 20, 23], "embedding_us": [5, 6, 8]}
-    return {"kind": "point", **place, "repeats": 3, **times, "rest_us": [9, 10, 15], "look_us": [7, 8, 9]} | more
+    return {"kind": "point", **place, "repeats": 3, **times, "rest_us": [9, 10, 15], "first_read_us": [7, 8, 9]} | more
 
 
 def test_parts_of_a_pass_of_the_interpreter() -> None:
@@ -209,16 +216,16 @@ def test_parts_of_a_pass_of_the_interpreter() -> None:
     table, notes = profile_from_timings.part_rows([passed()], "interpreter", 4)
     assert by_place(table) == {
         ("layer", 0, 1, 8, 1): (14, 15, 18, 3), ("head", 0, 1): (19, 20, 23, 3), ("embedding", 0, 1): (5, 6, 8, 3),
-        ("step", 0, 1): (10, 10, 10, 3), ("look", 0, 1): (4, 4, 4, 3),
+        ("step", 0, 1): (10, 10, 10, 3), ("first_read", 0, 1): (4, 4, 4, 3),
     }  # fmt: skip
     assert notes == ["of the repeats of a round the mean counts, as runs add them up; of rounds the median, as of repeats of runs"]
     # With 3 us at most of the look, the layers take what is left: .25 us more each.
-    found = by_place(profile_from_timings.part_rows([passed(look_us=[2, 3, 4])], "interpreter", 4)[0])
-    assert found["look", 0, 1] == (3, 3, 3, 3)
+    found = by_place(profile_from_timings.part_rows([passed(first_read_us=[2, 3, 4])], "interpreter", 4)[0])
+    assert found["first_read", 0, 1] == (3, 3, 3, 3)
     assert found["layer", 0, 1, 8, 1] == (14.25, 15.25, 18.25, 3)
     # A look cannot take less than nothing, nor can a call.
     found = by_place(profile_from_timings.part_rows([passed(rest_us=[20, 30, 40])], "interpreter", 4)[0])
-    assert (found["look", 0, 1][1], found["step", 0, 1][1], found["layer", 0, 1, 8, 1][1]) == (0, 30, 11)
+    assert (found["first_read", 0, 1][1], found["step", 0, 1][1], found["layer", 0, 1, 8, 1][1]) == (0, 30, 11)
     table, notes = profile_from_timings.part_rows([passed(rest_us=[-4, -2, 0])], "interpreter", 4)
     assert by_place(table)["step", 0, 1] == (0, 0, 0, 3)
     assert notes[-1] == "the whole pass took less than the sum of its parts at 1 of 1 points: counted as no overhead"
@@ -248,18 +255,18 @@ def test_what_decoding_does_besides_whole_passes_joins_the_table() -> None:
     """Keys and values without their share of the call, processes without call and embedding, or without what a call behind the
     first takes."""
     rows: list[dict[str, Any]] = [
-        passed(), reading(20.0, rows_us={"8": [20, 22, 24]}), {"kind": "after", **pausing(60.0, short_us={"4": [14, 15, 16]})},
-        {"kind": "processes", **apart(alone_us={"1": [60, 61, 70]}, beside_us={"1": [40, 60, 80]})},
+        passed(), reading(20.0, kv_rows_us={"8": [20, 22, 24]}), {"kind": "after", **pausing(60.0, short_us={"4": [14, 15, 16]})},
+        {"kind": "processes", **apart(main_alone_us={"1": [60, 61, 70]}, main_concurrent_us={"1": [40, 60, 80]})},
     ]  # fmt: skip
     found = by_place(profile_from_timings.part_rows(rows, "interpreter", 4)[0])
-    assert found["rows", 0, 8] == (pytest.approx(20 - 10 / 3), pytest.approx(22 - 10 / 3), pytest.approx(24 - 10 / 3), 4)
-    assert found["alone", 0, 1] == (pytest.approx(44 / 3), 15, 18, 16)  # 16 us of call and embedding off, over three layers
-    assert found["beside", 0, 1] == (20, 40, 60, 16)  # 20 us of a call that goes on off, over the one layer behind them
-    assert found["again", 0, 1] == (19, 20, 22, 4)
-    assert {place[0] for place in found} >= {"after", "wide_after", "tree", "fork", "beams", "next", "top", "look"}
+    assert found["kv_rows", 0, 8] == (pytest.approx(20 - 10 / 3), pytest.approx(22 - 10 / 3), pytest.approx(24 - 10 / 3), 4)
+    assert found["main_alone", 0, 1] == (pytest.approx(44 / 3), 15, 18, 16)  # 16 us of call and embedding off, over three layers
+    assert found["main_concurrent", 0, 1] == (20, 40, 60, 16)  # 20 us of a call that goes on off, over the one layer behind them
+    assert found["resumed_step", 0, 1] == (19, 20, 22, 4)
+    assert {place[0] for place in found} >= {"after_gap", "wide_after_gap", "tree", "fork", "beams", "next", "top", "first_read"}
     rows[0] = passed(width=2)  # no pass of one token: nothing is known of its embedding
     found = by_place(profile_from_timings.part_rows(rows, "interpreter", 4)[0])
-    assert found["alone", 0, 1][1] == pytest.approx(51 / 3)
+    assert found["main_alone", 0, 1][1] == pytest.approx(51 / 3)
 
 
 # --- what passes behind other contexts say of the parts ---
@@ -328,7 +335,7 @@ def test_a_profile_says_what_it_is_of(tmp_path: Path) -> None:
     assert (made.dtype, made.date, made.cache_bytes, made.provenance) == ("float32", "2026-01-02", 2**25, "measured")
     assert made.notes[0].startswith("weights are random; a layer's time is the median over layers")
     [source] = made.sources
-    assert (source.file, source.parts) == ("kept/some.jsonl", ("layer", "head", "embedding", "step", "look"))
+    assert (source.file, source.parts) == ("kept/some.jsonl", ("layer", "head", "embedding", "step", "first_read"))
     assert source.sha256 == hashlib.sha256(raw.read_bytes()).hexdigest()
     assert {*made.errors} == {"layer", "head"}  # three places each
     assert not {"kind", "shape", "model", "dtype"} & {*made.facts}
@@ -407,7 +414,7 @@ def test_a_raw_file_is_gone_on_from_only_by_what_it_is_of(tmp_path: Path) -> Non
         with pytest.raises(ParameterError, match=rf"timed with {key} .*, and this is {value}; begin anew"):
             timing_grid.RawTimings(path, header | {key: value}, resume=True)
     again = timing_grid.RawTimings(path, header | {"date": str(datetime.date(2027, 1, 1))}, resume=True)
-    assert again.header["date"] == HEADER["date"]  # of the first sitting
+    assert again.header["date"] == HEADER["date"]  # of the first measurement session
     assert again.done() == {timing_grid.Point("eager", 2, 8, 1, 0, 1)}  # what failed is tried again
     assert [row["kind"] for row in again.rows] == ["point", "failed"]
     again.add({"kind": "ceilings"})
@@ -459,7 +466,13 @@ def test_parts_of_the_interpreters_passes_add_up_to_them(times: list[tuple[float
     rows = []
     for (width, context), (layer, head, embedding, rest, look) in zip(((1, 4), (1, 8), (2, 8)), times, strict=True):
         whole = layers_of * layer + head + embedding + rest + look
-        named = {"whole_us": whole, "sum_us": layers_of * layer * 1.02, "rest_us": rest * 1.3, "look_us": look * 2, "head_us": head}
+        named = {
+            "whole_us": whole,
+            "sum_us": layers_of * layer * 1.02,
+            "rest_us": rest * 1.3,
+            "first_read_us": look * 2,
+            "head_us": head,
+        }
         given_ = {name: [each * 0.9, each, each * 1.1] for name, each in (named | {"embedding_us": embedding}).items()}
         rows.append(raw(width, context, mode="interpreter", **given_))
     table, _ = profile_from_timings.part_rows(rows, "interpreter", layers_of)
@@ -470,7 +483,7 @@ def test_parts_of_the_interpreters_passes_add_up_to_them(times: list[tuple[float
 
     for row in rows:
         width, context = row["width"], row["context"]
-        others = of("head", positions=width) + of("embedding", tokens=width) + of("step", batch=1) + of("look", batch=1)
+        others = of("head", positions=width) + of("embedding", tokens=width) + of("step", batch=1) + of("first_read", batch=1)
         added = layers_of * of("layer", width=width, context=context) + others
         assert added == pytest.approx(max(row["whole_us"][1] / 1e6, others), rel=1e-6, abs=2e-8)
 

@@ -124,12 +124,12 @@ def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypat
     early = {"early_head": 31.0, "early_softmax": READ["confidence"], "early_state": READ["saturation"]}
     assert found["reads_us"] == near({kind: READ[kind] for kind in READS if kind != "beams"} | early)
     behind = range(1, LAYERS)
-    assert found["rows_us"] == near({
+    assert found["kv_rows_us"] == near({
         str(n): (CALL + sum(layer_us(layer, n) for layer in behind)) / (LAYERS - 1) for n in (1, 2, 4, 8)
     })  # fmt: skip
     # One by one a layer behind the first takes its call too; within a whole pass layers take themselves alone.
     again = CALL + mean(*(layer_us(layer, 1) for layer in behind)) - mean(*(layer_us(layer, 1) for layer in range(LAYERS)))
-    assert found["again_us"] == near({"": again})[""]
+    assert found["resumed_step_us"] == near({"": again})[""]
     counts, contexts = (1, 2, 4, 8, 16), (36, 12, 4)
     assert found["tree_us"] == near({f"{n} {at}": LAYERS * (2 * n + at / 2) for at in contexts for n in counts})
     assert found["beams_us"] == near({str(n): READ["beams"] + n for n in counts})
@@ -144,7 +144,7 @@ def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypat
     assert Counter(each.kind for each in at_12) == often
     assert Counter(len(step.tokens) for step in costs.passes if step.rows_only) == dict.fromkeys((1, 2, 4, 8), 3)
     assert {each.kind for each in costs.asked} == {*READS}
-    assert {kind: each.token for kind, each in asked.items() if each.token is not None} == {"chance": 7, "distance": 7}
+    assert {kind: each.token for kind, each in asked.items() if each.token is not None} == {"probability": 7, "distance": 7}
     assert [kind for kind, each in asked.items() if each.against is not None] == ["residual"]
     assert Counter(each.kind for each in costs.asked if each.against is not None) == {"residual": 3}
     assert (asked["top"].width, asked["next"].width) == (3, 1)
@@ -196,7 +196,7 @@ def test_passes_behind_pauses_and_few_layers_take_what_they_take(costs: Costs, m
     def about(expected: dict[str, float]) -> dict[str, Any]:
         return {name: pytest.approx([each] * 3, abs=4.0) for name, each in expected.items()}  # looks at the clock
 
-    assert found["after_us"] == about({str(gap): whole(1, gap) for gap in (0, 500, 1000, 2000, 4000, 8000)})
+    assert found["after_gap_us"] == about({str(gap): whole(1, gap) for gap in (0, 500, 1000, 2000, 4000, 8000)})
     assert found["wide_us"] == about({f"{n} {gap}": whole(n, gap) for n in (4, 9) for gap in (0, 1000, 4000)})
     # A layer is marked by looks at the clock, one of them within.
     assert found["short_us"] == {str(few): pytest.approx([mean(*(1 + layer_us(layer, 1) for layer in range(few)))] * 3, abs=0.01)

@@ -111,7 +111,7 @@ def test_every_method_is_tried() -> None:
 def test_every_method_decodes_and_says_what_it_did(method: str, tiny: Path) -> None:
     """All that the document says of a text is of one and the same run, made again here without the command."""
     found = said(tiny, method, "--prompt", "hello", "--tokens", "14")
-    (text,) = found["texts"]
+    (text,) = found["sequences"]
     decoders = {role: load_models.model(str(tiny / role)).decoder for role in found["models"]}
     settings = text["settings"]
     own = real_decoding.decode(method, decoders, numbers("hello"), 14, {k: v for k, v in settings.items() if v is not None})
@@ -136,14 +136,14 @@ def test_exact_methods_write_what_the_oracle_writes(method: str, tiny: Path) -> 
     found = said(tiny, method, "--prompt", "hello", "--tokens", "20", "--dtype", "float64", "--plain")
     assert found["exact"]
     full = load_models.model(str(tiny / "target"), dtype="float64").decoder.full
-    assert found["texts"][0]["written"] == real_models.oracle(full, numbers("hello"), 20)
-    assert found["texts"][0]["plain"]["same_texts"] == 1
-    assert found["texts"][0]["plain"]["first_differences"] == [None]
+    assert found["sequences"][0]["written"] == real_models.oracle(full, numbers("hello"), 20)
+    assert found["sequences"][0]["plain"]["same_sequences"] == 1
+    assert found["sequences"][0]["plain"]["first_differences"] == [None]
 
 
 def test_rates_are_those_of_the_commits(tiny: Path) -> None:
     """Each rate from its definition, round by round."""
-    (text,) = said(tiny, "speculative", "--prompt", "hello", "--tokens", "40")["texts"]
+    (text,) = said(tiny, "speculative", "--prompt", "hello", "--tokens", "40")["sequences"]
     accepted = [len(each["tokens"]) - 1 for each in text["commits"]]
     drafted = [each["drafted"] for each in text["commits"]]
     tested = [min(kept + 1, there) for kept, there in zip(accepted, drafted, strict=True)]
@@ -160,7 +160,7 @@ def test_a_draft_that_is_the_target_is_always_right(tiny: Path) -> None:
         "speculative", "--model", str(tiny / "target"), "--draft", str(tiny / "target"), "--set", "num_speculative_tokens=4",
         "--prompt", "hello", "--tokens", "20", "--json", "--dtype", "float64",
     )  # fmt: skip
-    (text,) = json.loads(stdout)["texts"]
+    (text,) = json.loads(stdout)["sequences"]
     assert text["acceptance_rate"] == text["draft_acceptance_rate"] == 1
     assert text["mean_acceptance_length"] == 5
 
@@ -176,7 +176,7 @@ def test_lossy_methods_say_so(tiny: Path) -> None:
 
 def test_the_text_comes_first_and_the_histogram_counts_every_round(tiny: Path) -> None:
     arguments = asked(tiny, "speculative", "--prompt", "hello", "--tokens", "30")
-    (text,) = json.loads(call(*arguments, "--json")[0])["texts"]
+    (text,) = json.loads(call(*arguments, "--json")[0])["sequences"]
     stdout, stderr = call(*arguments)
     assert stderr == ""
     assert "\x1b" not in stdout
@@ -221,7 +221,9 @@ def test_a_text_cannot_steer_the_terminal(tiny: Path, tmp_path: Path) -> None:
     letters = ["\x1b", *LETTERS[1:]]
     folder = put(tmp_path, "target", letters=letters)
     stdout, _ = call("autoregressive", "--model", str(folder), "--prompt", "bbb", "--tokens", "40")
-    (text,) = json.loads(call("autoregressive", "--model", str(folder), "--prompt", "bbb", "--tokens", "40", "--json")[0])["texts"]
+    (text,) = json.loads(call("autoregressive", "--model", str(folder), "--prompt", "bbb", "--tokens", "40", "--json")[0])[
+        "sequences"
+    ]
     assert "\x1b" not in stdout
     assert stdout.splitlines()[0] == text["text"].replace("\x1b", "\\x1b")
 
@@ -240,21 +242,21 @@ def test_tokens_that_make_a_character_together_are_shown_with_the_last() -> None
 
 
 def test_a_text_ends_with_its_end_token(tiny: Path, tmp_path: Path) -> None:
-    (text,) = said(tiny, "autoregressive", "--prompt", "ending", "--tokens", "20")["texts"]
+    (text,) = said(tiny, "autoregressive", "--prompt", "ending", "--tokens", "20")["sequences"]
     whole = text["written"]
     end = next(token for place, token in enumerate(whole) if place > 1 and token not in whole[:place])
     for role, seed in SEEDS.items():
         put(tmp_path, role, seed=seed, end=end)
     for method in ("autoregressive", "speculative", "ppd"):
-        (text,) = said(tmp_path, method, "--prompt", "ending", "--tokens", "20")["texts"]
+        (text,) = said(tmp_path, method, "--prompt", "ending", "--tokens", "20")["sequences"]
         assert text["written"] == whole[: whole.index(end) + 1]
     path = tmp_path / "target" / "generation_config.json"
     other = next(token for token in range(VOCABULARY) if token not in whole)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [other, end]}))  # any of several ends a text
-    (text,) = said(tmp_path, "speculative", "--prompt", "ending", "--tokens", "20")["texts"]
+    (text,) = said(tmp_path, "speculative", "--prompt", "ending", "--tokens", "20")["sequences"]
     assert text["written"] == whole[: whole.index(end) + 1]
     assert text["stop"] == [other, end]
-    assert said(tmp_path, "beam", "--prompt", "hello", "--tokens", "20")["texts"][0]["stop"] == []
+    assert said(tmp_path, "beam", "--prompt", "hello", "--tokens", "20")["sequences"][0]["stop"] == []
 
 
 def test_an_end_token_is_one_of_the_models_tokens(tmp_path: Path) -> None:
@@ -280,7 +282,7 @@ def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_prompt_begins_with_the_start_token(tiny: Path) -> None:
-    (text,) = said(tiny, "autoregressive", "--prompt", "", "--tokens", "8")["texts"]
+    (text,) = said(tiny, "autoregressive", "--prompt", "", "--tokens", "8")["sequences"]
     assert text["prompt_tokens"] == [1]  # bos of LLaMA
     full = load_models.model(str(tiny / "target")).decoder.full
     assert text["written"] == real_models.oracle(full, [1], 8)
@@ -295,13 +297,13 @@ def test_a_chat_is_put_into_the_models_own_template(tmp_path: Path) -> None:
     own.save_pretrained(folder)
     (folder / "texts.jsonl").write_text('"hello"\n')
     for given in (("--prompt", "hello"), ("--prompts", str(folder / "texts.jsonl"))):
-        (text,) = json.loads(call(*ask, *given, "--template", "chat")[0])["texts"]
+        (text,) = json.loads(call(*ask, *given, "--template", "chat")[0])["sequences"]
         assert text["prompt_tokens"] == numbers("u hello b ")
     # Of other prompts the last tokens are taken; a chat stays whole.
     for template, ids in ((None, numbers("llo")), ("chat", numbers("u hello b "))):
         found = log_command.prompted(str(folder / "texts.jsonl"), template, 1, 3, 0, load_models.model(str(folder)))
         assert [tokens for _, tokens in found] == [ids]
-    assert json.loads(call(*ask, "--prompt", "u hello b ")[0])["texts"][0]["written"] == text["written"]
+    assert json.loads(call(*ask, "--prompt", "u hello b ")[0])["sequences"][0]["written"] == text["written"]
     own.chat_template = "{{ raise_exception('users must wait') }}"
     own.save_pretrained(folder)
     assert "the chat template of model target fails: users must wait" in refused(*ask, "--prompt", "a", "--template", "chat")
@@ -314,11 +316,11 @@ def test_an_encoder_reads_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "texts.txt").write_text("hello\nzq x\n")
     found = said(tmp_path, "speculative", "--prompts", str(tmp_path / "texts.txt"), "--tokens", "12", "--dtype", "float64")
     full = load_models.model(str(tmp_path / "target"), dtype="float64").decoder.full
-    for words, text in zip(("hello", "zq x"), found["texts"], strict=True):
+    for words, text in zip(("hello", "zq x"), found["sequences"], strict=True):
         monkeypatch.setattr(real_models, "SOURCE", tuple(numbers(words)))
         assert text["prompt_tokens"] == [0]
         assert text["written"] == real_models.oracle(full, [0], 12)
-    assert found["texts"][0]["written"] != found["texts"][1]["written"]
+    assert found["sequences"][0]["written"] != found["sequences"][1]["written"]
 
 
 def test_trained_heads_are_read(tiny: Path, tmp_path: Path) -> None:
@@ -327,13 +329,13 @@ def test_trained_heads_are_read(tiny: Path, tmp_path: Path) -> None:
     own = target.decoder.head.weight.detach()
     written = {}
     arguments = asked(tiny, "early_exit", "--prompt", "hello", "--tokens", "1", "--json", choices=["exit_layer=3"])
-    written["none"] = json.loads(call(*arguments)[0])["texts"][0]["written"]
+    written["none"] = json.loads(call(*arguments)[0])["sequences"][0]["written"]
     for name, head in (("same", own), ("shifted", own.roll(1, dims=0))):
         path = tmp_path / f"{name}.safetensors"
         exit_heads._write(path, {3: head}, {"schema": exit_heads.SCHEMA, "model": target.checksum, "name": "tiny"})
         found = json.loads(call(*arguments, "--heads", str(path))[0])
         assert found["heads"] == [3]
-        written[name] = found["texts"][0]["written"]
+        written[name] = found["sequences"][0]["written"]
     assert written["same"] == written["none"]
     assert written["shifted"] == [(written["none"][0] + 1) % VOCABULARY]
     assert "--heads is not used by method speculative" in refused(
@@ -344,11 +346,11 @@ def test_trained_heads_are_read(tiny: Path, tmp_path: Path) -> None:
 def test_drawn_tokens_follow_the_seed(tiny: Path) -> None:
     def written(*more: str, method: str = "speculative") -> list[int]:
         drawing = ("--prompt", "hello", "--tokens", "20", "--sample", *more)
-        tokens: list[int] = said(tiny, method, *drawing)["texts"][0]["written"]
+        tokens: list[int] = said(tiny, method, *drawing)["sequences"][0]["written"]
         return tokens
 
     assert written("--seed", "1") == written("--seed", "1") != written("--seed", "2")
-    greedy = said(tiny, "speculative", "--prompt", "hello", "--tokens", "20")["texts"][0]["written"]
+    greedy = said(tiny, "speculative", "--prompt", "hello", "--tokens", "20")["sequences"][0]["written"]
     assert written("--top-k", "1") == greedy == written("--temperature", "0.0001") == written("--top-p", "0.0001")
     # Whatever is predicted early, pipelined decoding draws what plain sampling draws: Appendix B of the paper.
     assert written("--top-k", "4", method="ppd") == written("--top-k", "4", method="autoregressive")
@@ -366,12 +368,12 @@ def texts(tmp_path: Path) -> Path:
 
 def test_several_prompts_and_their_totals(tiny: Path, texts: Path) -> None:
     found = said(tiny, "speculative", "--prompts", str(texts), "--tokens", "12", "--plain")
-    assert [each["prompt_tokens"] for each in found["texts"]] == [numbers(text) for text in ("hello", "world", "and so on")]
+    assert [each["prompt_tokens"] for each in found["sequences"]] == [numbers(text) for text in ("hello", "world", "and so on")]
     for key in ("tokens", "seconds", "plain_layer_passes"):
-        assert found["totals"][key] == pytest.approx(sum(each[key] for each in found["texts"]))
-    assert found["totals"]["plain"]["texts"] == 3
+        assert found["totals"][key] == pytest.approx(sum(each[key] for each in found["sequences"]))
+    assert found["totals"]["plain"]["sequences"] == 3
     alone = said(tiny, "speculative", "--prompts", str(texts), "--limit", "1", "--tokens", "12")
-    assert alone["texts"][0]["written"] == found["texts"][0]["written"]
+    assert alone["sequences"][0]["written"] == found["sequences"][0]["written"]
     stdout, _ = call(*asked(tiny, "speculative", "--prompts", str(texts), "--tokens", "12", "--plain"))
     assert stdout.count("--- ") == 4
     assert "--- all 3 prompts ---" in stdout
@@ -409,7 +411,7 @@ def test_interrupted_it_keeps_what_is_done(tiny: Path, texts: Path, tmp_path: Pa
     assert len(read_log.load(log).decodings) == 2
     document = json.loads(call(*arguments, "--json", code=130)[0])
     assert document["interrupted"]
-    assert len(document["texts"]) == 2
+    assert len(document["sequences"]) == 2
 
 
 # --- the family ---
@@ -448,7 +450,7 @@ def refused(*arguments: str) -> str:
         ("speculativ", [], "unknown method 'speculativ'; did you mean speculative?"),
         ("os.path", [], "method 'os.path' is a module without Parameters"),
         ("speculative", ["--set", "draft_lenth=3"], "unknown key method.draft_lenth; did you mean draft_length?"),
-        ("speculative", ["--set", "draft_length"], "--set must be KEY=VALUE, such as maximum_draft=8, got 'draft_length'"),
+        ("speculative", ["--set", "draft_length"], "--set must be KEY=VALUE, such as max_draft_length=8, got 'draft_length'"),
         ("speculative", ["--set", "draft_length=2", "--set", "draft_length=3"], "--set draft_length is given twice"),
         ("speculative", ["--set", "draft_length=2", "--set", "num_speculative_tokens=3"], "is another name of draft_length"),
         ("speculative", [], "method.draft_length is required and has no default; give it with --set draft_length=VALUE"),
@@ -624,7 +626,7 @@ def test_a_document_says_all_of_what_was_asked_and_made(
     said = json.loads(on_processor(*SPOKEN, "--prompt", "def", "--plain", "--json", "--dtype", "float64").stdout)
     decoders = real_models.decoders("llama", "draft")
     alone = real_decoding.decode("autoregressive", {"target": decoders["target"]}, [3, 4, 5], 6)
-    [text], totals = said.pop("texts"), said.pop("totals")
+    [text], totals = said.pop("sequences"), said.pop("totals")
     about = {"layers": 5, "vocabulary": VOCABULARY}
     assert said == {
         "method": "speculative", "exact": True, "settings": {"draft_length": 2}, "tokens": 6, "seed": 0, "sampling": None,
@@ -637,7 +639,7 @@ def test_a_document_says_all_of_what_was_asked_and_made(
     assert text["written"] == [*alone.tokens]
     assert text["text"] == Spelling().decode([*alone.tokens], skip_special_tokens=True, clean_up_tokenization_spaces=False)
     assert text["plain"]["first_differences"] == [None]
-    assert totals["plain"]["same_texts"] == 1
+    assert totals["plain"]["same_sequences"] == 1
     # Drawn by the law and the seed that were given, plainly too; each prompt of a file has numbers of its own.
     path = tmp_path / "texts.jsonl"
     path.write_text('{"text": "abc"}\n{"text": "abc"}\n')
@@ -648,14 +650,14 @@ def test_a_document_says_all_of_what_was_asked_and_made(
     said = json.loads(done.stdout)
     assert (said["seed"], said["sampling"]) == (4, {"temperature": 1.5, "top_k": 7, "top_p": 0.9})
     assert said["settings"] == {"sampled": True}
-    one, other = (each["written"] for each in said["texts"])
+    one, other = (each["written"] for each in said["sequences"])
     assert one != other
-    assert said["totals"]["plain"]["same_texts"] == 2  # with the same numbers they are the same
+    assert said["totals"]["plain"]["same_sequences"] == 2  # with the same numbers they are the same
     assert done.stderr == f"log: {log}, with log.json beside it\n"
     kept = read_log.load(tmp_path / "log.json")
     assert [[*each.tokens] for each in kept.decodings] == [one, other]
     assert (kept.seed, kept.sampling, kept.versions) == (4, said["sampling"], VERSIONS)
-    assert kept.names == tuple(each["prompt"] for each in said["texts"])
+    assert kept.names == tuple(each["prompt"] for each in said["sequences"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", kept.date)
     law_of = {"sampling": Sampling(1.5, 7, 0.9), "luck": Luck(4, 1)}
     again = real_decoding.decode("autoregressive", {"target": decoders["target"]}, [0, 1, 2], 9, {"sampled": True}, **law_of)
@@ -673,7 +675,7 @@ def test_parameters_are_read_as_they_are_given_once_each() -> None:
     assert decode_command._settings("speculative", [], False) == {}
     for pairs, sample, said in (
         (["draft_length=2", " draft_length =3"], False, "--set draft_length is given twice; give it once"),
-        (["draft_length"], False, "KEY=VALUE, such as maximum_draft=8, got 'draft_length'"), (["=3"], False, "got '=3'"),
+        (["draft_length"], False, "KEY=VALUE, such as max_draft_length=8, got 'draft_length'"), (["=3"], False, "got '=3'"),
         ([" =3"], False, "got ' =3'"), (["sampled=false"], True, "--sample and --set sampled=false say opposite things"),
         (["draft_lenght=3"], False, "did you mean .*draft_length"),
     ):

@@ -76,7 +76,7 @@ def some(method: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[tup
 
 
 flags = st.booleans()
-placements = st.sampled_from(["together", "apart"])
+placements = st.sampled_from(["colocated", "separate"])
 thresholds = st.sampled_from([0.0, 0.05, 0.1, 0.2, 1.0])
 CHOICES = st.one_of(
     some("autoregressive", sampled=flags),
@@ -106,14 +106,14 @@ CHOICES = st.one_of(
         arrangement=st.sampled_from(["batched", "sequential", "parallel"]),
     ),
     some(
-        "bild", maximum_draft=whole(1, 6), fallback_threshold=thresholds, variant=st.sampled_from(["paper", "code"]),
+        "bild", max_draft_length=whole(1, 6), fallback_threshold=thresholds, variant=st.sampled_from(["paper", "code"]),
         rollback_threshold=st.sampled_from([0.0, 2.0, 3.0, 5.0, float("inf")]), placement=placements,
     ),
     some(
-        "bild", maximum_draft=whole(1, 6), fallback_threshold=thresholds, rollback_threshold=st.floats(0, 6),
+        "bild", max_draft_length=whole(1, 6), fallback_threshold=thresholds, rollback_threshold=st.floats(0, 6),
         exit_layer=whole(1, 4),
     ),
-    some("skipdecode", min_layers=whole(1, 3), max_layers=whole(3, 5), prompt=st.just(1), sequence=whole(20, 40)),
+    some("skipdecode", min_layers=whole(1, 3), max_layers=whole(3, 5), prompt=st.just(1), sequence_length=whole(20, 40)),
     some(
         "early_exit", measure=st.sampled_from(["softmax", "state"]), threshold=st.floats(0, 1), first_check=whole(1, LAYERS),
         fill=st.sampled_from(["propagate", "backfill"]),
@@ -135,7 +135,7 @@ ALL = {
     "autoregressive": {}, "ppd": {"exit_layer": 3, "candidates": 3}, "speculative": {"draft_length": 3, "sampled": True},
     "adaptive": {"policy": "heuristic"}, "hierarchical": {"draft_length": 3}, "beam": {"draft_length": 2, "beams": 3},
     "bild": {"fallback_threshold": 0.1, "rollback_threshold": 3.0},
-    "skipdecode": {"min_layers": 2, "max_layers": 5, "prompt": 3, "sequence": 20}, "early_exit": {"threshold": 0.08},
+    "skipdecode": {"min_layers": 2, "max_layers": 5, "prompt": 3, "sequence_length": 20}, "early_exit": {"threshold": 0.08},
 }  # fmt: skip
 
 
@@ -229,17 +229,18 @@ def test_answers_to_one_question_come_in_the_order_that_they_were_given() -> Non
 def test_questions_differ_by_all_that_is_asked() -> None:
     """Each of these changes makes it another question; a question and its answer have the same fields."""
     step = Forward("target", (7, 8, 9), 4, 0, 5, heads=3)
-    one = question(Read("chance", step, -2, token=3), step)
+    one = question(Read("probability", step, -2, token=3), step)
     assert one.tail == (7, 8, 9)
     others = [
-        question(Read("uniform", step, -2, token=3), step), question(Read("chance", step, -1, token=3), step),
-        question(Read("chance", step, -2, token=4), step), question(Read("chance", step, -2, token=3), step._replace(role="draft")),
-        question(Read("chance", step, -2, token=3), step._replace(at=5)),
-        question(Read("chance", step, -2, token=3), step._replace(last=4)),
-        question(Read("chance", step, -2, token=3), step._replace(tokens=(1, 8, 9))),
+        question(Read("uniform", step, -2, token=3), step), question(Read("probability", step, -1, token=3), step),
+        question(Read("probability", step, -2, token=4), step),
+        question(Read("probability", step, -2, token=3), step._replace(role="draft")),
+        question(Read("probability", step, -2, token=3), step._replace(at=5)),
+        question(Read("probability", step, -2, token=3), step._replace(last=4)),
+        question(Read("probability", step, -2, token=3), step._replace(tokens=(1, 8, 9))),
         question(Read("top", step, -2, 3), step), question(Read("top", step, -2, 4), step),
         question(Read("beams", step, hypotheses=((0, -1.0),)), step), question(Read("beams", step, hypotheses=((0, -2.0),)), step),
-        question(Read("chance", step, -2, token=3), step._replace(texts=(2,))),
+        question(Read("probability", step, -2, token=3), step._replace(texts=(2,))),
     ]  # fmt: skip
     assert len({one, *others}) == len(others) + 1
 
@@ -263,7 +264,7 @@ def test_a_log_says_all_that_a_run_did(
     found = record("llama", method, table, prompt, tokens, seed=seed, stop=stop)
     with tempfile.TemporaryDirectory() as folder:
         (again,) = saved(found, Path(folder)).decodings
-    for name in ("method", "settings", "prompt", "asked", "commits", "stop", "seconds", "reads", "tokens"):
+    for name in ("method", "settings", "prompt", "max_tokens", "commits", "stop", "seconds", "reads", "tokens"):
         assert getattr(again, name) == getattr(found, name), name
     assert again.account == found.account
     same(again)
@@ -281,15 +282,15 @@ def test_a_log_of_several_texts_keeps_them_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema_version": 9}, "own.json: schema_version must be 1, got 9; decode it again"),
+        ({"schema_version": 9}, "own.json: schema_version must be 2, got 9; decode it again"),
         ({"part": "others"}, "own.json: unknown part 'others'; known: own"),
         ({"seeds": 1}, "own.json: unknown key seeds; did you mean seed?"),
-        ({"rows": 1}, "own.json: columns must be text, order, kind"),
+        ({"rows": 1}, "own.json: columns must be decoding, order, kind"),
         ({"sha256": "0"}, "own.json: its table own.parquet is not the one that it was written with"),
         ({"seed": -1}, "own.json: seed must be at least 0, got -1"),
-        ({"texts": [3]}, "own.json: texts[0] must be a table of keys, got 3"),
-        ({"texts": []}, "own.json: a log must have at least one decoding, got none"),
-        ({"texts": [{}]}, "own.json: texts[0].adopted_rows is missing"),
+        ({"decodings": [3]}, "own.json: decodings[0] must be a table of keys, got 3"),
+        ({"decodings": []}, "own.json: a log must have at least one decoding, got none"),
+        ({"decodings": [{}]}, "own.json: decodings[0].adopted_rows is missing"),
     ],
 )
 def test_damaged_logs_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_what_is_given_goes_into_the_plan(asked: list[Any], tmp_path: Path) -> N
                "mode": "cuda-graph", "prompt_tokens": 6}  # fmt: skip
     given = [each for name, value in options.items() for each in (f"--{name.replace('_', '-')}", value)]
     given += ["--prompts", "file.txt", "--limit", 2]
-    method = ["ppd", "--set", "exit_layer=3", "--sweep", "candidates=1,2", "--apart", "processes"]
+    method = ["ppd", "--set", "exit_layer=3", "--sweep", "candidates=1,2", "--unit-kind", "processes"]
     done = invoke(*method, "--forced", "match_rate=0.5", *given, "-o", out, "--gpus", "cuda:0, cuda:1", "--resume", "-q")
     assert done.exit_code == 0, done.output
     path = tmp_path / "plan.toml"
@@ -112,7 +112,7 @@ def test_what_is_given_goes_into_the_plan(asked: list[Any], tmp_path: Path) -> N
     own = options | {"file": "file.txt", "prompts": 2}
     (first, *where), (second, *_), (third, *_) = asked
     assert first.run == run_plan.RunSettings(**own)
-    assert [(each.method, each.settings, each.rates, each.apart) for each in first.choices] == [
+    assert [(each.method, each.settings, each.rates, each.unit_kind) for each in first.choices] == [
         ("ppd", {"exit_layer": 3, "candidates": count}, {"match_rate": 0.5}, "processes") for count in (1, 2)
     ]
     assert where[:2] == [out, "cpu"]
@@ -122,7 +122,7 @@ def test_what_is_given_goes_into_the_plan(asked: list[Any], tmp_path: Path) -> N
     assert (asked[1][-1]["gpus"], asked[1][-1]["resume"]) == ([], False)
     assert third.choices == [run_plan.MethodSetting("autoregressive", {}, {})]
     assert third.run == run_plan.RunSettings()
-    for name, value in (("set", "a=1"), ("sweep", "a=1,2"), ("forced", "none"), ("apart", "streams")):
+    for name, value in (("set", "a=1"), ("sweep", "a=1,2"), ("forced", "none"), ("unit-kind", "streams")):
         done = invoke("--plan", path, f"--{name}", value, "-o", out)
         assert (done.exit_code, done.stderr) == (2, f"error: --{name} is of one METHOD; a plan says it in [[method]]\n")
 
@@ -194,10 +194,10 @@ def test_processes_are_started_with_replicas_of_the_target(
     out, begun = tmp_path / "some.json", list[Any]()
     monkeypatch.setattr(pool_of, "started", lambda *given, **more: begun.append((given, more)))
     monkeypatch.setattr(gpu_ordering, "check", begun.append)
-    over = FORCED | {"apart": "processes"}
+    over = FORCED | {"unit_kind": "processes"}
     run_command.measured(plan(over), out, "cpu")
     _, made, _, more = handed.pop()
-    assert (made.wanted[0].units, made.wanted[0].apart) == (3, "processes")
+    assert (made.wanted[0].units, made.wanted[0].unit_kind) == (3, "processes")
     assert made.about["devices"] == ["cpu"] * 3
     assert more["lanes"] is None
     more["pool"]()
@@ -216,29 +216,31 @@ def test_processes_are_started_with_replicas_of_the_target(
         devices = ["cuda:0", "cuda:1", "cuda:0"]
         assert begun.pop() == ((Replica("somewhere", "cuda:0", "float64", heads=heads), 3, 18), {"devices": devices})
         assert begun.pop() == devices  # they are looked for
-    with pytest.raises(ParameterError, match="gpus are those of processes, and no method has any; leave them out, or say apart"):
+    with pytest.raises(
+        ParameterError, match="gpus are those of processes, and no method has any; leave them out, or say unit_kind"
+    ):
         run_command.measured(plan(FORCED), out, "cuda", gpus=["cuda:0"])
-    with pytest.raises(ParameterError, match="apart is for methods that hold several units, and autoregressive holds one with"):
-        run_command.measured(plan({"name": "autoregressive", "forced": {}, "apart": "processes"}), out, "cpu")
+    with pytest.raises(ParameterError, match="unit_kind is for methods that hold several units, and autoregressive holds one with"):
+        run_command.measured(plan({"name": "autoregressive", "forced": {}, "unit_kind": "processes"}), out, "cpu")
 
 
 def test_streams_graphs_and_profiles_are_handed_on(
     handed: list[Any], tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, sittings = tmp_path / "some.json", list[Any]()
+    out, sessions = tmp_path / "some.json", list[Any]()
     monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "a chip")
     monkeypatch.setattr("calibrate.devices.machine.memory", lambda _: 8)
     monkeypatch.setattr(streams_of, "Lanes", lambda *given: ("lanes", *given))
 
-    def sitting_(*given: Any, **more: Any) -> Any:
-        sittings.append((given, more))
+    def session_(*given: Any, **more: Any) -> Any:
+        sessions.append((given, more))
         return SimpleNamespace(warnings={"target": ["too fast", "far too fast"], "draft": []}, refused={})
 
-    monkeypatch.setattr(interleaved_profiles, "Sitting", sitting_)
+    monkeypatch.setattr(interleaved_profiles, "MeasurementSession", session_)
     profile = {"widths": [1, 3], "contexts": [0, 200], "batches": [1, 2]}
     written = run_plan.of({
         "run": {"model": "llama-68m", "tokens": 6, "prompt_tokens": 4, "dtype": "bfloat16", "seed": 2},
-        "method": [FORCED | {"apart": "streams"}], "profile": profile,
+        "method": [FORCED | {"unit_kind": "streams"}], "profile": profile,
     })  # fmt: skip
     heard: list[str] = []
     run_command.measured(written, out, "cuda:1", warn=heard.append)
@@ -247,14 +249,14 @@ def test_streams_graphs_and_profiles_are_handed_on(
     assert more["pool"] is None
     assert "devices" not in made.about
     assert made.about["profiles"] == {"target": "cuda-llama-68m-interpreter.json"}
-    [(given, how)] = sittings
+    [(given, how)] = sessions
     assert given == ({"target": tiny}, {"target": "llama-68m"}, Passes((1, 3), (0, 200), (1, 2)), tmp_path)
     assert how == {"device": "cuda:1", "dtype": "bfloat16", "seed": 2, "processes": False, "lanes": more["lanes"]}
     assert heard == ["profile of the target: too fast", "profile of the target: far too fast"]
     run_command.measured(written, out, "cuda:1")  # nobody hears
     assert handed.pop()[3]["beside"].refused == {}
     monkeypatch.setattr(
-        interleaved_profiles, "Sitting", lambda *_, **__: SimpleNamespace(warnings={}, refused={"target": "too fast"})
+        interleaved_profiles, "MeasurementSession", lambda *_, **__: SimpleNamespace(warnings={}, refused={"target": "too fast"})
     )
     with pytest.raises(ParameterError, match=r"some\.json is written, but the profile of the target could not be made: too fast"):
         run_command.measured(written, out, "cuda:1")

@@ -164,12 +164,12 @@ def test_a_row_of_the_interpreter_tells_its_call_and_its_look_apart(monkeypatch:
     spans = {("embedding", 0): 5.0, **LAYERS_US, ("head", 0): 30.0, ("call", 0): 70.0}
     row, _ = pointed(monkeypatch, spans, "interpreter", [100, 104, 112, 180], 130, least=4, most=4)
     assert row["whole_us"] == [103.0, 124.0, 129.0]  # the mean between them
-    assert (row["sum_us"], row["rest_us"], row["look_us"]) == ([52.0] * 3, [13.0] * 3, [30.0] * 3)
+    assert (row["sum_us"], row["rest_us"], row["first_read_us"]) == ([52.0] * 3, [13.0] * 3, [30.0] * 3)
     # Of a graph there is one stretch: 60 us of all four layers and 48 us of the first of them, each with what a replay takes.
     spans = {("embedding", 0): 0.0, ("layer", 0): 60.0, ("head", 0): 30.0, ("call", 0): 70.0, ("short", 1): 48.0}
     spans |= {("aside", 0): 20.0}
     row, _ = pointed(monkeypatch, spans, "interpreter", [100] * 4, 130, least=4, most=4)
-    assert (row["sum_us"], row["rest_us"], row["look_us"]) == ([16.0] * 3, [54.0] * 3, [10.0] * 3)
+    assert (row["sum_us"], row["rest_us"], row["first_read_us"]) == ([16.0] * 3, [54.0] * 3, [10.0] * 3)
 
 
 def test_repeats_that_were_disturbed_count_only_for_want_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,8 +220,8 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
             draw(rows.clear())
         with pytest.raises(ParameterError, match="none called"):
             draw(rows.drop("view" if "view" in rows.columns else "fate"))
-    nothing = paper().with_columns(mean_units=pl.lit(None, dtype=pl.Float64))
-    with pytest.raises(ParameterError, match="values of mean_units"):
+    nothing = paper().with_columns(mean_busy_units=pl.lit(None, dtype=pl.Float64))
+    with pytest.raises(ParameterError, match="values of mean_busy_units"):
         tradeoff.draw(nothing)
     with pytest.raises(ParameterError, match="unknown x 'units'"):
         tradeoff.draw(paper(), "units")

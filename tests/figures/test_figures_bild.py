@@ -74,12 +74,12 @@ def test_every_point_is_that_of_its_segments(variant: str) -> None:
     for row in found.filter(pl.col("policy").is_in([BOTH, NO_ROLLBACK, NO_FALLBACK])).iter_rows(named=True):
         low = 0.0 if row["fallback_threshold"] is None else row["fallback_threshold"]
         high = never if row["rollback_threshold"] is None else row["rollback_threshold"]
-        expected = by_segments(RECORD, low, high, row["maximum_draft"], C, variant)
+        expected = by_segments(RECORD, low, high, row["max_draft_length"], C, variant)
         assert (row["latency"], row["agreement"]) == pytest.approx(expected)
     assert set(found.filter(policy=NO_FALLBACK)["fallback_rate"]) == {0.0}
     assert set(found.filter(policy=NO_ROLLBACK)["rollback_rate"]) == {0.0}
-    assert set(found.filter(policy=NO_FALLBACK)["maximum_draft"]) == {2, 5}
-    assert set(found.filter(policy=BOTH)["maximum_draft"]) == {10}
+    assert set(found.filter(policy=NO_FALLBACK)["max_draft_length"]) == {2, 5}
+    assert set(found.filter(policy=BOTH)["max_draft_length"]) == {10}
 
 
 def test_the_models_alone(rows: pl.DataFrame) -> None:
@@ -173,7 +173,7 @@ def test_where_numbers_are_from_stands_in_the_figure(rows: pl.DataFrame) -> None
     assert "c = 0.25 (assumed)" in text
     assert "drafts of at most 10, variant paper" in text
     record = Decisions(RECORD.confidence, RECORD.distance, RECORD.agrees, "measured: T5 on XSum")
-    told = words(bild_thresholds.draw(made(record, cost_source="measured", variant="code", maximum_draft=7)))
+    told = words(bild_thresholds.draw(made(record, cost_source="measured", variant="code", max_draft_length=7)))
     assert "(measured: T5 on XSum); c = 0.25 (measured); drafts of at most 7, variant code" in told
     assert "a small model that knows" not in told
 
@@ -223,7 +223,7 @@ def test_the_same_rows_give_the_same_bytes(rows: pl.DataFrame, tmp_path: Path) -
 
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: made(cost_ratio=-1.0), "cost_ratio must be at least 0, got -1"),
-    (lambda: made(maximum_draft=0), "maximum_draft must be at least 1, got 0"),
+    (lambda: made(max_draft_length=0), "max_draft_length must be at least 1, got 0"),
     (lambda: made(windows=[0]), r"windows\[0\] must be at least 1, got 0"),
     (lambda: made(variant="papers"), "unknown variant 'papers'"),
     (lambda: made(low=[-0.5]), r"fallback_thresholds\[0\] must be at least 0, got -0\.5"),

@@ -24,7 +24,7 @@ from tests.figures.test_figures_tradeoff import lines, words
 from tests.support.figure_checks import laid_out, odd_dashes, shown
 
 RATES = [0.0, 0.01, 0.05, 0.2]
-SETTING: dict[str, Any] = {"maximum_draft": 6, "cost_ratio": 0.3, "operations_ratio": 0.07, "memory_ratio": 0.05}
+SETTING: dict[str, Any] = {"max_draft_length": 6, "cost_ratio": 0.3, "operations_ratio": 0.07, "memory_ratio": 0.05}
 
 
 def made(fallback: float = 0.15, rates: list[float] = RATES, **more: Any) -> pl.DataFrame:
@@ -37,7 +37,7 @@ def drawn(rows: pl.DataFrame, **more: Any) -> Figure:
 
 def by_segments(fallback: float, rollback: float, variant: str) -> dict[str, float]:
     """All over every length of a draft and every first token that is taken back; a pass reads its weights once."""
-    most, totals = SETTING["maximum_draft"], dict.fromkeys(("tokens", "operations", "memory", "time"), 0.0)
+    most, totals = SETTING["max_draft_length"], dict.fromkeys(("tokens", "operations", "memory", "time"), 0.0)
     for n in range(most + 1):
         length = (1 - fallback) ** n * (fallback if n < most else 1)
         for kept in range(n + 1):
@@ -114,7 +114,7 @@ def test_what_figure_8_says_holds_together_but_for_the_speed() -> None:
     small, large = preset("t5-small"), preset("t5-large")
     ratio = small.layers * small.layer_weights / (large.layers * large.layer_weights)
     rate = fallback_of_intensity(FIGURE_8["intensity_factor"], 10, ratio, ratio)
-    rows = made(rate, [0.0, 0.01], maximum_draft=10, cost_ratio=6 / 24, operations_ratio=ratio, memory_ratio=ratio)
+    rows = made(rate, [0.0, 0.01], max_draft_length=10, cost_ratio=6 / 24, operations_ratio=ratio, memory_ratio=ratio)
     for row in rows.filter(variant="paper").iter_rows(named=True):
         assert row["intensity_factor"] == pytest.approx(FIGURE_8["intensity_factor"])
         assert row["memory_factor"] == pytest.approx(FIGURE_8["memory_factor"], rel=0.11)
@@ -190,7 +190,7 @@ def test_bad_input_names_the_value_and_its_bound(call: Callable[[], object], mes
 
 def test_operations_by_hand() -> None:
     rows = pl.DataFrame([
-        {"variant": variant, "rollback_rate": rate, "fallback_rate": 0.125, "maximum_draft": 7, "cost_ratio": 0.3333,
+        {"variant": variant, "rollback_rate": rate, "fallback_rate": 0.125, "max_draft_length": 7, "cost_ratio": 0.3333,
          "operations_ratio": 0.0625, "memory_ratio": 0.05, "operations_factor": 1.5 + rate, "memory_factor": 0.25, "speedup": 0.5,
          "intensity_factor": 4.0 if variant == "paper" else 5.0}
         for rate in (0.2, 0.0) for variant in ("code", "paper")

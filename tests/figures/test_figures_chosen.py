@@ -50,7 +50,7 @@ def table() -> pl.DataFrame:
         "point": range(count), "method": METHODS, "exit_layer": [6, None, None, 6, 6, None, None, None],
         "draft_length": [None, 3, None, None, None, None, None, 2],
         "acceptance_rate": [None, 0.8, 0.7, None, None, None, None, 0.9],
-        "exact": [True, True, True, False, True, True, False, True], "ways": [1, 1, None, 1, 2, None, 1, None],
+        "exact": [True, True, True, False, True, True, False, True], "tensor_parallel": [1, 1, None, 1, 2, None, 1, None],
         "cost_ratio": [None, 0.1, 0.1, None, None, None, 0.3, 0.1], "tokens": [16] * count, "speedup": [1.5] * count,
         "medium_cost_ratio": [None] * 7 + [0.4], "medium_acceptance_rate": [None] * 7 + [0.6], "reading": [None] * 7 + ["reuse"],
         "published_speedup": [None] * 7 + [1.4], "outcomes_source": ["assumed"] * 7 + ["published: Deck, slide 9"],
@@ -87,7 +87,8 @@ def test_a_run_of_everything_has_every_figure_of_its_own_rows(
     rows = table()
     paths = figures.of_run(tmp_path, rows)
     assert [path.name for path in paths] == [*album.drawn] == [
-        "tradeoff_mean_units", "tradeoff_compute_per_token", "table_3", "speedup_by_device", "devices_held", "speedup_by_batch",
+        "tradeoff_mean_busy_units", "tradeoff_compute_per_token", "table_3", "speedup_by_device", "devices_held",
+        "speedup_by_batch",
         "speedup_tokens", "speedup_cost_ratio", "hierarchical", "deck", "methods", "choices", "bild_rates", "bild_thresholds",
         "skipdecode_layers", "distribution_point_1", "accepted",
     ]  # fmt: skip
@@ -141,7 +142,7 @@ def test_what_does_not_fit_is_left_out(album: Album, monkeypatch: pytest.MonkeyP
         figures.of_run(tmp_path, rows)
         return [*album.drawn]
 
-    pair = ["tradeoff_mean_units", "tradeoff_compute_per_token"]
+    pair = ["tradeoff_mean_busy_units", "tradeoff_compute_per_token"]
     rows = table()
     assert names(rows) == [*pair, "speedup_acceptance_rate", "hierarchical", "deck", "choices"]
     # A ratio of costs that devices gave is no axis.
@@ -178,7 +179,7 @@ def test_what_does_not_fit_is_left_out(album: Album, monkeypatch: pytest.MonkeyP
     assert names(rows.drop("exact")) == [*pair, "speedup_acceptance_rate", "hierarchical", "deck"]
     assert album.points(pair[0]) == [0, 3, 5, 6]
     # The split, the drafts, the exit layers that no column speaks of.
-    assert names(rows.drop("ways"))[:2] == pair
+    assert names(rows.drop("tensor_parallel"))[:2] == pair
     assert album.points(pair[0]) == [0, 4, 5]
     assert names(rows.drop("draft_length", "acceptance_rate"), method_comparison_fits=True) == [*pair, "methods", "choices"]
     assert album.points(pair[0]) == [0, 1, 2, 5, 7]
@@ -236,8 +237,8 @@ def test_stored_tables_are_looked_at_before_they_are_drawn(
     remedy = "; name the directory of a finished run"
     ppd = table().filter(method="ppd")
     ppd.write_parquet(place)
-    assert [path.name for path in figures.of_run(tmp_path)] == ["tradeoff_mean_units", "tradeoff_compute_per_token"]
-    assert album.points("tradeoff_mean_units") == [0]
+    assert [path.name for path in figures.of_run(tmp_path)] == ["tradeoff_mean_busy_units", "tradeoff_compute_per_token"]
+    assert album.points("tradeoff_mean_busy_units") == [0]
     assert [path.name for path in figures.of_run(str(tmp_path))] == [*album.drawn]  # once more, into the same folder
 
     def refused(said: str) -> None:
@@ -282,7 +283,7 @@ def test_stored_tables_are_looked_at_before_they_are_drawn(
     monkeypatch.setattr(figures, "MOST_ROWS", 2)
     monkeypatch.setattr(tradeoff, "draw", lambda rows, x: ("tradeoff", (rows,), {"x": x}, ""))
     figures.of_run(tmp_path)
-    assert album.drawn["tradeoff_mean_units"][1][0].height == 2 - ppd["ways"].head(2).to_list().count(2)
+    assert album.drawn["tradeoff_mean_busy_units"][1][0].height == 2 - ppd["tensor_parallel"].head(2).to_list().count(2)
 
 
 def test_brackets_in_the_name_of_a_folder_are_no_pattern(album: Album, tmp_path: Path) -> None:

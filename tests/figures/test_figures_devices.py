@@ -62,8 +62,8 @@ def test_every_choice_stands_at_its_device(compared: pl.DataFrame) -> None:
         "Predictive Pipelined Decoding, k = 1, 2 devices": exact.filter(method="ppd", candidates=1),
         "Predictive Pipelined Decoding, k = 3, 4 devices": exact.filter(method="ppd", candidates=3),
         "speculative decoding, γ = 4, 1 device": exact.filter(method="speculative"),
-        "tensor parallelism, 2 devices": exact.filter(method="autoregressive", ways=2),
-        "tensor parallelism, 4 devices": exact.filter(method="autoregressive", ways=4),
+        "tensor parallelism, 2 devices": exact.filter(method="autoregressive", tensor_parallel=2),
+        "tensor parallelism, 4 devices": exact.filter(method="autoregressive", tensor_parallel=4),
     }
     for name, rows in wanted.items():
         at, speeds = xy(drawn[name])
@@ -95,7 +95,7 @@ def test_devices_are_drawn_where_they_were_swept_alone(compared: pl.DataFrame) -
     twice = pl.concat([compared, compared.with_columns(point=pl.col("point") + 1000)])
     assert not speedup_by_device.fits(twice)  # two points of one choice on one device: something else was swept too
     assert not speedup_by_device.fits(compared.drop(DEVICE))
-    assert not speedup_by_device.fits(compared.drop("ways"))
+    assert not speedup_by_device.fits(compared.drop("tensor_parallel"))
     for rows in (one, twice):
         with pytest.raises(ParameterError, match="needs rows of several devices or profiles"):
             speedup_by_device.draw(rows)
@@ -126,16 +126,16 @@ def test_replicas_and_shares_stand_at_the_devices_they_hold(rivals: pl.DataFrame
     profiles = rivals[PROFILE].unique(maintain_order=True).to_list()
     assert [axes.get_title(loc="left") for axes in figure.axes] == profiles
     wanted = {
-        "Predictive Pipelined Decoding: replicas": ("ppd", pl.col("ways") == 1, [2, 4]),
-        "Predictive Pipelined Decoding, each layer split too": ("ppd", pl.col("ways") > 1, [4]),
-        "tensor parallelism: each layer split": ("autoregressive", pl.col("ways") > 1, [2, 4]),
+        "Predictive Pipelined Decoding: replicas": ("ppd", pl.col("tensor_parallel") == 1, [2, 4]),
+        "Predictive Pipelined Decoding, each layer split too": ("ppd", pl.col("tensor_parallel") > 1, [4]),
+        "tensor parallelism: each layer split": ("autoregressive", pl.col("tensor_parallel") > 1, [2, 4]),
     }
     for panel, (axes, name) in enumerate(zip(figure.axes, profiles, strict=True)):
         drawn, ends = lines(axes), bars(figure, panel)
         for label, (method, which, held) in wanted.items():
-            rows = rivals.filter(pl.col(PROFILE) == name, pl.col("method") == method, which).sort("held_units")
+            rows = rivals.filter(pl.col(PROFILE) == name, pl.col("method") == method, which).sort("reserved_units")
             at, speeds = xy(drawn[label])
-            assert np.round(at).astype(int).tolist() == held == rows["held_units"].to_list()
+            assert np.round(at).astype(int).tolist() == held == rows["reserved_units"].to_list()
             assert speeds == pytest.approx(rows[ALONE].to_numpy())
             bounds = rows.select(f"{ALONE}_input_low", f"{ALONE}_input_high").rows()
             assert np.array(ends[f"inputs {label}"]) == pytest.approx(np.array(bounds))
@@ -148,18 +148,18 @@ def test_replicas_and_shares_stand_at_the_devices_they_hold(rivals: pl.DataFrame
 
 
 def test_the_headline_is_computed(rivals: pl.DataFrame) -> None:
-    at = rivals.filter(pl.col("held_units") == 4)
+    at = rivals.filter(pl.col("reserved_units") == 4)
     shares = at.filter(method="autoregressive").sort(PROFILE)[ALONE].to_numpy()
-    replicas = at.filter(pl.col("method") == "ppd", pl.col("ways") == 1).sort(PROFILE)[ALONE].to_numpy()
+    replicas = at.filter(pl.col("method") == "ppd", pl.col("tensor_parallel") == 1).sort(PROFILE)[ALONE].to_numpy()
     low, high = (shares / replicas).min(), (shares / replicas).max()
     assert f"On 4 devices, split layers are {low:.2f} to {high:.2f} times as fast as replicas" in texts(devices_held.draw(rivals))
     one = rivals.filter(pl.col(PROFILE) == "h100-llama-2-13b").drop(PROFILE)
     figure = devices_held.draw(one)
     assert len(figure.axes) == 1
     # The best of the rivals is what shares are compared with.
-    better = one.filter(pl.col("method") == "ppd", pl.col("ways") == 1, pl.col("held_units") == 4)
+    better = one.filter(pl.col("method") == "ppd", pl.col("tensor_parallel") == 1, pl.col("reserved_units") == 4)
     better = better.with_columns(pl.lit(2.0).alias(ALONE), method=pl.lit("mine"), point=pl.lit(999, dtype=pl.Int64))
-    own = one.filter(method="autoregressive", ways=4)[ALONE].item() / 2.0
+    own = one.filter(method="autoregressive", tensor_parallel=4)[ALONE].item() / 2.0
     assert f"split layers are {own:.2f} times as fast" in texts(devices_held.draw(pl.concat([one, better])))
     slower = one.with_columns(pl.when(method="autoregressive").then(0.5).otherwise(ALONE).alias(ALONE))
     assert f"split layers are {0.5 / replicas[1]:.2f} times as fast" in texts(devices_held.draw(slower))
@@ -172,11 +172,11 @@ def test_devices_held_need_a_rival(rivals: pl.DataFrame, compared: pl.DataFrame)
     alone = rivals.filter(pl.col("method") == "ppd")
     assert not devices_held.fits(alone)
     assert not devices_held.fits(rivals.filter(pl.col("method") == "autoregressive"))
-    both = pl.col("method").eq("autoregressive") | pl.col("ways").gt(1)
+    both = pl.col("method").eq("autoregressive") | pl.col("tensor_parallel").gt(1)
     assert not devices_held.fits(rivals.filter(both))  # nothing there runs on replicas alone
-    assert not devices_held.fits(rivals.drop("ways"))
+    assert not devices_held.fits(rivals.drop("tensor_parallel"))
     # Of a model that no device holds, nothing is known over one.
-    assert not devices_held.fits(rivals.with_columns(pl.when(pl.col("ways") == 1).then(ALONE).alias(ALONE)))
+    assert not devices_held.fits(rivals.with_columns(pl.when(pl.col("tensor_parallel") == 1).then(ALONE).alias(ALONE)))
     assert not devices_held.fits(pl.concat([rivals, rivals.with_columns(point=pl.col("point") + 1000)]))
     with pytest.raises(ParameterError, match="take those of `sim run ppd-against-tensor-parallel`"):
         devices_held.draw(alone)
@@ -197,10 +197,10 @@ def test_axes_name_the_baseline(compared: pl.DataFrame, rivals: pl.DataFrame) ->
     """Different numbers of devices are compared over one; where the model does not fit one, each over as many as it has."""
     one, same = (f"speed-up over plain decoding on {devices}" for devices in ("one device", "the same devices"))
     assert speedup_by_device.draw(compared).axes[0].get_ylabel() == one
-    assert speedup_by_device.draw(compared.filter(ways=1).drop(ALONE)).axes[0].get_ylabel() == one
+    assert speedup_by_device.draw(compared.filter(tensor_parallel=1).drop(ALONE)).axes[0].get_ylabel() == one
     assert devices_held.draw(rivals).axes[0].get_ylabel() == one
     assert method_comparison.draw(few(compared)).axes[0].get_ylabel() == one
-    large = compared.with_columns(pl.when(pl.col("ways") == 1).then(ALONE).alias(ALONE))
+    large = compared.with_columns(pl.when(pl.col("tensor_parallel") == 1).then(ALONE).alias(ALONE))
     figure = speedup_by_device.draw(large)
     assert figure.axes[0].get_ylabel() == same
     assert not [name for name in lines(figure.axes[0]) if "tensor parallelism" in name]  # compared with itself
@@ -211,9 +211,9 @@ def test_axes_name_the_baseline(compared: pl.DataFrame, rivals: pl.DataFrame) ->
 
 def test_compute_is_over_one_device_where_speed_ups_are(compared: pl.DataFrame) -> None:
     figure = method_comparison.draw(few(compared))
-    for ways in (2, 4):
-        cost, speeds = xy(lines(figure.axes[2])[f"tensor parallelism, TP {ways}"])
-        assert np.asarray(cost) * np.asarray(speeds) == pytest.approx(ways)
+    for tensor_parallel in (2, 4):
+        cost, speeds = xy(lines(figure.axes[2])[f"tensor parallelism, TP {tensor_parallel}"])
+        assert np.asarray(cost) * np.asarray(speeds) == pytest.approx(tensor_parallel)
 
 
 # --- What a run draws ---------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def names(paths: list[Path]) -> set[str]:
 
 @pytest.mark.usefixtures("album")
 def test_a_run_over_devices_draws_them(rivals: pl.DataFrame, tmp_path: Path) -> None:
-    assert {"speedup_by_device", "devices_held", "tradeoff_mean_units"} <= names(of_run(tmp_path, rivals))
+    assert {"speedup_by_device", "devices_held", "tradeoff_mean_busy_units"} <= names(of_run(tmp_path, rivals))
     drawn = names(of_run(tmp_path, formula("hardware-compare")))
     assert "speedup_by_device" in drawn
     assert not {"devices_held", "methods"} & drawn  # seven devices are too many settings to compare methods on
@@ -237,7 +237,7 @@ def test_units_of_several_devices_have_no_place_among_the_curves(rivals: pl.Data
     given = [rows for module, (rows, *_), _, _ in album.drawn.values() if module == "tradeoff"]
     assert given
     for rows in given:
-        assert set(rows["ways"]) == {1}
+        assert set(rows["tensor_parallel"]) == {1}
         assert set(rows["method"]) == {"ppd"}
 
 
@@ -249,10 +249,12 @@ def test_other_runs_draw_no_devices(tmp_path: Path) -> None:
 def test_plain_decoding_on_several_devices_is_a_choice_of_its_own(compared: pl.DataFrame) -> None:
     figure = method_comparison.draw(few(compared))
     for panel, device in enumerate(TWO):
-        for ways in (2, 4):
-            rows = compared.filter(pl.col("cost.device") == device, view="paths", method="autoregressive", ways=ways)
-            held, speeds = xy(lines(figure.axes[3 * panel])[f"tensor parallelism, TP {ways}"])
-            assert {*zip(held, speeds, strict=True)} == {*rows.select("held_units", ALONE).rows()}
+        for tensor_parallel in (2, 4):
+            rows = compared.filter(
+                pl.col("cost.device") == device, view="paths", method="autoregressive", tensor_parallel=tensor_parallel
+            )
+            held, speeds = xy(lines(figure.axes[3 * panel])[f"tensor parallelism, TP {tensor_parallel}"])
+            assert {*zip(held, speeds, strict=True)} == {*rows.select("reserved_units", ALONE).rows()}
         assert figure.axes[3 * panel].get_title(loc="left") == device
 
 
@@ -263,8 +265,8 @@ def by_hand(**more: Any) -> pl.DataFrame:
     """Plain decoding on 1, 2 and 4 devices, replicas on 2 and 4, and split replicas on 4 [speed-ups over one device]."""
     made: dict[str, Any] = {
         "point": [0, 1, 2, 3, 4, 5, 6], "view": "formula",
-        "method": ["autoregressive"] * 3 + ["ppd"] * 3 + ["mine"], "ways": [1, 2, 4, 1, 1, 2, 1],
-        "held_units": [1, 2, 4, 2, 4, 4, 3],
+        "method": ["autoregressive"] * 3 + ["ppd"] * 3 + ["mine"], "tensor_parallel": [1, 2, 4, 1, 1, 2, 1],
+        "reserved_units": [1, 2, 4, 2, 4, 4, 3],
         "speedup": [1.0, 1.0, 1.0, 1.25, 1.5, 1.1, 0.9], ALONE: [1.0, 1.6, 2.4, 1.25, 1.5, 1.9, 0.9],
         f"{ALONE}_input_low": [1.0, 1.5, 2.2, 1.2, None, 1.8, None], f"{ALONE}_input_high": [1.0, 1.7, 2.6, 1.3, 1.6, 2.0, None],
         "candidates": [None, None, None, 1, 3, 1, None],
@@ -310,7 +312,7 @@ def test_devices_held_by_hand() -> None:
     assert axes.yaxis.get_major_formatter()(1.5, 0) == "1.5×"
     assert not odd_dashes(figure)
     # Of two devices no more than 2 is reserved, and the diagonal ends there though there is room above it.
-    pair = by_hand().filter(pl.col("held_units") < 3).with_columns(**{f"{ALONE}_input_high": pl.lit(3.0)})
+    pair = by_hand().filter(pl.col("reserved_units") < 3).with_columns(**{f"{ALONE}_input_high": pl.lit(3.0)})
     figure = devices_held.draw(pair.drop("cost_source", "outcomes_source"))
     assert shown(figure).panels[0].line("even") == [(1, 1), (2, 2)]
     assert shown(figure).texts == [
@@ -335,20 +337,21 @@ def test_devices_held_fit_up_to_their_bounds() -> None:
     rows = by_hand()
     for changed, fitting in (
         (rows, True), (on_devices(rows, [*"abcd"]), True), (on_devices(rows, [*"abcde"]), False),
-        (rows.filter(~((pl.col("method") == "ppd") & (pl.col("ways") == 1))), False),  # the rivals hold 3 alone, or are split
-        (rows.filter(pl.col("method") != "ppd").with_columns(held_units=pl.col("held_units").replace(3, 4)), True),
-        (rows.with_columns(held_units=pl.when(method="ppd").then(1).otherwise("held_units")), False),
-        (rows.with_columns(ways=pl.lit(None, dtype=pl.Int64)), False), (rows.with_columns(held_units=None), False),
+        # the rivals hold 3 alone, or are split
+        (rows.filter(~((pl.col("method") == "ppd") & (pl.col("tensor_parallel") == 1))), False),
+        (rows.filter(pl.col("method") != "ppd").with_columns(reserved_units=pl.col("reserved_units").replace(3, 4)), True),
+        (rows.with_columns(reserved_units=pl.when(method="ppd").then(1).otherwise("reserved_units")), False),
+        (rows.with_columns(tensor_parallel=pl.lit(None, dtype=pl.Int64)), False), (rows.with_columns(reserved_units=None), False),
         (together([rows, rows.tail(1).with_columns(point=9)]), False),
-        (together([rows, rows.tail(1).with_columns(point=9, ways=2)]), True),
-        (rows.filter(pl.col("ways") == 1), False), (rows.drop("held_units"), False),
+        (together([rows, rows.tail(1).with_columns(point=9, tensor_parallel=2)]), True),
+        (rows.filter(pl.col("tensor_parallel") == 1), False), (rows.drop("reserved_units"), False),
         (rows.drop(f"{ALONE}_input_low", f"{ALONE}_input_high"), True),
     ):  # fmt: skip
         assert devices_held.fits(changed) == fitting, changed
     with pytest.raises(ParameterError, match="figure of devices held needs at least one row"):
         devices_held.draw(rows.clear())
-    with pytest.raises(ParameterError, match=r"figure of devices held needs the columns .* none called ways"):
-        devices_held.draw(rows.drop("ways"))
+    with pytest.raises(ParameterError, match=r"figure of devices held needs the columns .* none called tensor_parallel"):
+        devices_held.draw(rows.drop("tensor_parallel"))
     bare = devices_held.draw(rows.drop(f"{ALONE}_input_low", f"{ALONE}_input_high"))
     assert not any(bars(bare).values())
 
@@ -395,7 +398,7 @@ def test_choices_on_devices_fit_up_to_their_bounds() -> None:
     letters = [*"abcdefghijklm"]
     for rows, fitting in (
         (on_devices(one, letters[:12]), True), (on_devices(one, letters), False), (on_devices(one, letters[:1]), False),
-        (on_devices(by_hand().filter(pl.col("ways") == 1, method="autoregressive"), letters[:2]), False),  # itself alone
+        (on_devices(by_hand().filter(pl.col("tensor_parallel") == 1, method="autoregressive"), letters[:2]), False),  # itself alone
         (together([on_devices(one, letters[:2]), on_devices(one, letters[:2]).with_columns(view=pl.lit("paths"))]), True),
         *((together([on_devices(one, ["a", "b"]).with_columns(point=pl.col("point") + each, candidates=each)
                       for each in range(count)]), count == 8) for count in (8, 9)),
@@ -408,15 +411,15 @@ def test_choices_on_devices_fit_up_to_their_bounds() -> None:
     assert speedup_by_device.most_exact(mixed).select("point", "speedup").rows() == [(1, 5.0), (3, 2.0)]
     assert speedup_by_device.device_column(on_devices(one, ["a", "b"], "method.cost.profile")) == "method.cost.profile"
     assert speedup_by_device.device_column(on_devices(one, ["a", "b"], "cost.shape")) is None
-    plain = {"held_units": 1, "ways": 1, "method": "autoregressive"}
+    plain = {"reserved_units": 1, "tensor_parallel": 1, "method": "autoregressive"}
     for row, varied, said in (
         (plain, set(), "plain decoding, 1 device"),
-        (plain | {"held_units": 2.0, "ways": 2}, set(), "tensor parallelism, 2 devices"),
+        (plain | {"reserved_units": 2.0, "tensor_parallel": 2}, set(), "tensor parallelism, 2 devices"),
         (plain | {"method": "ppd", "candidates": 3, "exit_layer": 5}, {"candidates"},
          "Predictive Pipelined Decoding, k = 3, 1 device"),
         (plain | {"method": "skipdecode", "max_layers": 20, "min_layers": 8, "sequences": 4, "batching": None},
          {"min_layers", "max_layers", "sequences", "batching"}, "SkipDecode, 20 layers at first, 8 at last, batch of 4, 1 device"),
-        (plain | {"method": "x", "acceptance_rate": 0.5, "ways": 2, "held_units": 6}, {"acceptance_rate"},
+        (plain | {"method": "x", "acceptance_rate": 0.5, "tensor_parallel": 2, "reserved_units": 6}, {"acceptance_rate"},
          "x, α = 0.5, layers split 2 ways, 6 devices"),
     ):  # fmt: skip
         assert speedup_by_device.choice(row, varied) == said  # type: ignore[arg-type]
@@ -429,11 +432,15 @@ def test_the_baseline_by_hand() -> None:
     assert said == "plain decoding on one device"
     assert found["speedup"].to_list() == rows[ALONE].to_list()
     assert found["speedup_input_low"].to_list() == rows[f"{ALONE}_input_low"].to_list()
-    factor = rows["speedup"] / rows[ALONE] * rows["ways"]
+    factor = rows["speedup"] / rows[ALONE] * rows["tensor_parallel"]
     assert found["compute_per_token"].to_list() == pytest.approx((2 * factor).to_list())
     assert found["compute_per_token_low"].to_list() == pytest.approx(factor.to_list())
     assert set(found["compute_per_token_input_low"]) == {7.0}
-    for alike in (rows.drop("ways"), rows.with_columns(ways=1), rows.with_columns(ways=pl.lit(None, dtype=pl.Int64))):
+    for alike in (
+        rows.drop("tensor_parallel"),
+        rows.with_columns(tensor_parallel=1),
+        rows.with_columns(tensor_parallel=pl.lit(None, dtype=pl.Int64)),
+    ):
         assert over_one_device(alike)[1] == said
         assert over_one_device(alike)[0].equals(alike)
     unknown = rows.with_columns(pl.when(point=4).then(None).otherwise(ALONE).alias(ALONE))
@@ -442,5 +449,5 @@ def test_the_baseline_by_hand() -> None:
         assert over_one_device(same)[0].equals(same)
     # What has no speed-up at all needs none over one device either.
     assert over_one_device(unknown.with_columns(speedup=pl.when(point=4).then(None).otherwise("speedup")))[1] == said
-    some = rows.with_columns(ways=pl.when(point=3).then(None).otherwise("ways"))
+    some = rows.with_columns(tensor_parallel=pl.when(point=3).then(None).otherwise("tensor_parallel"))
     assert over_one_device(some)[0]["compute_per_token"][3] == pytest.approx(2.0)  # one device where nothing is said

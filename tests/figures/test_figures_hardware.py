@@ -78,12 +78,16 @@ def whole(tmp_path: Path) -> Profile:
 def test_a_part_is_measured_where_the_notes_do_not_say_composed(name: str) -> None:
     found = profile_files.load(name)
     said = " ".join(found.notes)
-    for ways in found.ways:
-        assert provenance.is_measured(found, "dense", ways) == (found.provenance == "measured" or "dense: measured" in said)
-        if found.provenance == "composed" and provenance.is_measured(found, "attention", ways):
+    for tensor_parallel in found.tensor_parallel:
+        assert provenance.is_measured(found, "dense", tensor_parallel) == (
+            found.provenance == "measured" or "dense: measured" in said
+        )
+        if found.provenance == "composed" and provenance.is_measured(found, "attention", tensor_parallel):
             listed = [note for note in found.notes if note.startswith("attention split") and "composed" in note]
             assert any("attention" in source.parts for source in found.sources)
-            assert all(str(ways) not in note.partition(" split ")[2].partition(" ways")[0].split(", ") for note in listed)
+            assert all(
+                str(tensor_parallel) not in note.partition(" split ")[2].partition(" ways")[0].split(", ") for note in listed
+            )
 
 
 def test_an_efficiency_of_another_device_is_called_assumed() -> None:
@@ -136,8 +140,8 @@ def test_points_are_the_rows_and_roofs_the_peaks() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_no_layer_passes_its_devices_roof(name: str) -> None:
     found = profile_files.load(name)
-    for ways in found.ways:
-        stored = reached_peaks.points(found, ways)
+    for tensor_parallel in found.tensor_parallel:
+        stored = reached_peaks.points(found, tensor_parallel)
         assert (stored.rate <= np.minimum(found.rate, found.bandwidth * stored.intensity) * 1.0001).all()
 
 
@@ -165,8 +169,8 @@ def test_what_has_no_roofline_is_refused() -> None:
     ):
         with pytest.raises(ParameterError, match=words):
             reached_peaks.draw(wrong)
-    with pytest.raises(ParameterError, match=r"ways must be one of 1, what profile rtx-4090-llama-3\.1-8b has, got 2"):
-        reached_peaks.draw([profile_files.load("rtx-4090-llama-3.1-8b")], ways=2)
+    with pytest.raises(ParameterError, match=r"tensor_parallel must be one of 1, what profile rtx-4090-llama-3\.1-8b has, got 2"):
+        reached_peaks.draw([profile_files.load("rtx-4090-llama-3.1-8b")], tensor_parallel=2)
 
 
 # --- Wide passes --------------------------------------------------------------------------------------------------------
@@ -254,12 +258,12 @@ def test_limits_move_as_they_must() -> None:
 
 
 def test_memory_holds_so_many_texts_and_not_one_more() -> None:
-    hardware, room = ProfileCosts(profile_files.load(COMPOSED), ways=2), DEVICES["h100"].memory_bytes
+    hardware, room = ProfileCosts(profile_files.load(COMPOSED), tensor_parallel=2), DEVICES["h100"].memory_bytes
     given: dict[str, Any] = {"acceptance_rate": 0.7, "draft_length": 4, "most": 16}
     found = largest_batch.limits(hardware, DRAFT, **given, contexts=(1024, 8192), available=room)
     assert found.fits is not None
     for context, fits in zip((1024, 8192), found.fits.tolist(), strict=True):
-        both: dict[str, Any] = {"context": context, "ways": 2, "also": (DRAFT.shape,)}
+        both: dict[str, Any] = {"context": context, "tensor_parallel": 2, "also": (DRAFT.shape,)}
         needed = [memory(hardware.shape, room, batch=batch, **both).needed for batch in (fits, fits + 1)]
         assert needed[0] <= room < needed[1]
     small = largest_batch.limits(hardware, DRAFT, **given, contexts=(1024,), available=1e9)
@@ -330,14 +334,14 @@ def test_marks_are_the_sums_of_rows(name: str) -> None:
 
 
 def test_a_layer_is_its_products_and_its_attention() -> None:
-    hardware = ProfileCosts(profile_files.load(COMPOSED), ways=4)
+    hardware = ProfileCosts(profile_files.load(COMPOSED), tensor_parallel=4)
     found = layer_time.times(hardware, [256, 1000, 4096], 8)
     assert (found.context.dtype, found.context.tolist()) == (np.float64, [256, 1000, 4096])
     assert found.whole == pytest.approx(hardware.layer(1, [256, 1000, 4096], 8).seconds)
     assert found.products is not None
     assert np.ptp(found.products) < 1e-12
     assert (found.whole - found.products) == pytest.approx(hardware.attention(1, [256, 1000, 4096], 8).seconds)
-    figure = layer_time.draw([hardware.profile], ways=4)
+    figure = layer_time.draw([hardware.profile], tensor_parallel=4)
     at, drawn = xy(lines(figure.axes[0])["whole 8"])
     assert drawn == pytest.approx(1e6 * hardware.layer(1, at, 8).seconds)
     assert "split 4 ways" in texts(figure)
@@ -619,7 +623,7 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     weak = replace(crowd, rate=1e12 * float(found.intensity.max()) / 2)
     assert reached_peaks.draw([weak]).axes[0].get_xlim()[1] == pytest.approx(2.5 * float(found.intensity.max()))
     split = profile_files.load(COMPOSED)
-    halves = shown(reached_peaks.draw([split], ways=2))
+    halves = shown(reached_peaks.draw([split], tensor_parallel=2))
     assert halves.texts[1] == "a decoder layer split 2 ways (numbers: tokens in the pass), attention left out"
     # Over a part of a layer, by the weights that a device of two keeps.
     part, tokens = shape_of(split).shard(2), 8
@@ -627,7 +631,7 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     weights = sum(inputs * outputs for inputs, outputs in part.matrices)
     [rate] = reached_peaks.points(split, 2).rate[reached_peaks.points(split, 2).width == tokens]
     assert rate == pytest.approx(2 * weights * tokens / row["time_s"])
-    model = Roofline(shape_of(split), split.bandwidth, split.rate, ways=2)
+    model = Roofline(shape_of(split), split.bandwidth, split.rate, tensor_parallel=2)
     modelled = halves.panels[0].line(f"model {split.name}")
     assert 2 * weights * tokens / float(model.products(tokens)) == pytest.approx(
         next(y for (_, y), width in zip(modelled, reached_peaks.points(split, 2).width, strict=True) if width == tokens)
@@ -644,10 +648,10 @@ def test_where_parts_are_from_by_hand(whole: Profile) -> None:
     assert [provenance.of_part(two, part) for part in ("dense", "attention")] == ["measured", "composed of operations"]
     assert provenance.parts_said(two) == "products measured, attention composed of operations"
     both = replace(two, sources=(Source("mine", "mine.csv", parts=("dense", "attention")),))
-    assert [provenance.of_part(both, "attention", ways) for ways in (1, 2, 4, 3)] == [
+    assert [provenance.of_part(both, "attention", tensor_parallel) for tensor_parallel in (1, 2, 4, 3)] == [
         "measured", "composed of eager kernels", "composed of eager kernels", "measured",
     ]  # fmt: skip
-    assert [provenance.is_measured(both, "attention", ways) for ways in (1, 2)] == [True, False]
+    assert [provenance.is_measured(both, "attention", tensor_parallel) for tensor_parallel in (1, 2)] == [True, False]
     assert provenance.parts_said(both) == "measured"
     assert provenance.parts_said(both, 2) == "products measured, attention composed of eager kernels"
     assert provenance.beyond(both, width=4, context=129, batch=8) == "beyond the table: products from tokens 8"

@@ -22,7 +22,7 @@ SCHEDULES = [
 ]
 
 
-BOUNDS: dict[str, Any] = {"layers": LAYERS, "prompt": PROMPT, "sequence": SEQUENCE}
+BOUNDS: dict[str, Any] = {"layers": LAYERS, "prompt": PROMPT, "sequence_length": SEQUENCE}
 
 
 def drawn(schedules: list[Schedule], **more: Any) -> Any:
@@ -112,7 +112,7 @@ def test_a_map_says_only_what_is_in_it() -> None:
         ([], {}, "schedules must be 1 to 6, got 0"),
         (SCHEDULES * 2, {}, "schedules must be 1 to 6, got 8"),
         (SCHEDULES, {"layers": 12}, "max_layers must be between 1 and layers=12, got 16"),
-        (SCHEDULES, {"prompt": 160}, "prompt must be between 0 and sequence-1=159, got 160"),
+        (SCHEDULES, {"prompt": 160}, "prompt must be between 0 and sequence_length-1=159, got 160"),
     ],
 )
 def test_bad_input_names_the_value_and_its_bound(schedules: list[Schedule], more: dict[str, Any], message: str) -> None:
@@ -124,7 +124,7 @@ def test_bad_input_names_the_value_and_its_bound(schedules: list[Schedule], more
 
 # --- By hand ---------------------------------------------------------------------------------------------------------------
 
-SHORT: dict[str, Any] = {"layers": 4, "prompt": 2, "sequence": 5, "source": "mine"}
+SHORT: dict[str, Any] = {"layers": 4, "prompt": 2, "sequence_length": 5, "source": "mine"}
 """Of three generated tokens the first goes through three layers, the others through two (2 1/3 and 1 2/3)."""
 
 
@@ -157,8 +157,10 @@ def test_schedules_by_hand() -> None:
         assert all(at == round(at) for at in each.get_xticks())
     assert all(at == round(at) for at in beside.get_yticks())
     assert not odd_dashes(figure)
-    assert [str(layer) for layer in layers_of(Schedule("", 2, 2), layers=3, prompt=1, sequence=2, warm_up=5).T] == ["[1 1 0]"]
-    assert layers_of(Schedule("", 1, 1), layers=3, prompt=0, sequence=1).T.tolist() == [[WARM_UP, SKIPPED, SKIPPED]]
+    assert [str(layer) for layer in layers_of(Schedule("", 2, 2), layers=3, prompt=1, sequence_length=2, warm_up=5).T] == [
+        "[1 1 0]"
+    ]
+    assert layers_of(Schedule("", 1, 1), layers=3, prompt=0, sequence_length=1).T.tolist() == [[WARM_UP, SKIPPED, SKIPPED]]
     six = [Schedule(str(each), 1, 2) for each in range(7)]
     assert len(draw(six[:6], **SHORT).axes[0].lines) == 13
     for schedules, words in ((six, "schedules must be 1 to 6, got 7"), ([Schedule("", 1, 5)], "max_layers must be between 1 and")):
@@ -172,7 +174,7 @@ def test_schedules_by_hand() -> None:
 def test_schedules_of_a_run_by_hand() -> None:
     rows = pl.DataFrame([
         {"method": method, "rounding": rounding, "min_layers": low, "max_layers": high, "power": power, "layers": 24,
-         "prompt": prompt, "sequence": 160, "warm_up": 1}
+         "prompt": prompt, "sequence_length": 160, "warm_up": 1}
         for method, rounding, low, high, power, prompt in (
             ("skipdecode", "half-up", 4, 6, 1.0, 10), ("skipdecode", "half-up", 8, 16, 1.0, 60),
             ("skipdecode", "half-up", 8, 16, 2.0, 60), ("skipdecode", "half-up", 8, 16, 1.0, 60),
@@ -182,7 +184,7 @@ def test_schedules_of_a_run_by_hand() -> None:
     found = skipdecode_schedule.of_run(rows)
     assert found is not None
     assert found[0] == [Schedule("16 to 8 layers", 8, 16, 1.0), Schedule("16 to 8 layers, power 2", 8, 16, 2.0)]
-    assert found[1] == {"layers": 24, "prompt": 60, "sequence": 160, "warm_up": 1, "source": "settings assumed"}
+    assert found[1] == {"layers": 24, "prompt": 60, "sequence_length": 160, "warm_up": 1, "source": "settings assumed"}
     steady = skipdecode_schedule.of_run(rows.filter(pl.col("power") == 1.0))
     assert steady is not None
     # Of as many schedules on either prompt the first are drawn.
@@ -192,7 +194,7 @@ def test_schedules_of_a_run_by_hand() -> None:
     several = skipdecode_schedule.of_run(many)
     assert several is not None
     assert [each.min_layers for each in several[0]] == [6, 5, 4, 3, 2, 1]
-    for name in ("method", "min_layers", "max_layers", "power", "rounding", "layers", "prompt", "sequence", "warm_up"):
+    for name in ("method", "min_layers", "max_layers", "power", "rounding", "layers", "prompt", "sequence_length", "warm_up"):
         assert skipdecode_schedule.of_run(rows.drop(name)) is None
 
 

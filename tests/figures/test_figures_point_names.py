@@ -20,11 +20,12 @@ SAID: list[tuple[str, Any, str]] = [
     ("policy", "heuristic", "heuristic"), ("estimator", "drafted", "by drafted tokens"), ("reading", "recursive", "recursive"),
     ("rule", "per-beam", "per-beam"), ("arrangement", "nested", "nested"), ("form", "eager", "eager form"),
     ("variant", "paper", "variant paper"), ("measure", "state", "state"), ("fill", "copy", "copy"),
-    ("placement", "apart", "draft apart"), ("sampled", True, "sampled"), ("beams", 4, "4 beams"), ("candidates", 3, "k = 3"),
-    ("batched", True, "candidates batched"), ("draft_length", 5, "γ = 5"), ("max_draft_length", 20, "γ up to 20"),
-    ("maximum_draft", 10, "drafts up to 10"), ("max_layers", 32, "32 layers at first"), ("min_layers", 8, "8 at last"),
+    ("placement", "separate", "draft separate"), ("sampled", True, "sampled"), ("beams", 4, "4 beams"), ("candidates", 3, "k = 3"),
+    ("batched", True, "candidates batched"), ("draft_length", 5, "γ = 5"), ("max_draft_length", 10, "drafts up to 10"),
+    ("max_layers", 32, "32 layers at first"), ("min_layers", 8, "8 at last"),
     ("warm_up", 2, "2 to warm up"), ("power", 0.5, "power 0.5"), ("rounding", "down", "rounded down"),
-    ("exit_layer", 20, "exit layer 20"), ("layers", 40, "40 layers"), ("draft_layers", 6, "draft of 6 layers"), ("ways", 4, "TP 4"),
+    ("exit_layer", 20, "exit layer 20"), ("layers", 40, "40 layers"), ("draft_layers", 6, "draft of 6 layers"),
+    ("tensor_parallel", 4, "TP 4"),
     ("tensor_parallel", 2, "TP 2"), ("units", 3, "3 units"), ("sequences", 8, "batch of 8"), ("batch", 16, "batch of 16"),
     ("cost.device", "h100", "h100"), ("cost.profile", "mine", "mine"), ("cost.shape", "llama-68m", "llama-68m"),
     ("data_set", "xsum", "xsum"), ("head", "trained", "trained head"), ("tokens", 128, "128 tokens"),
@@ -48,8 +49,8 @@ def test_a_column_is_said_once_in_these_words(name: str, value: Any, said: str) 
 
 
 @pytest.mark.parametrize(("row", "said"), [
-    ({"sequences": 1}, []), ({"batch": 1}, []), ({"ways": 1}, []), ({"tensor_parallel": 1}, []), ({"units": 1}, []),
-    ({"placement": "together"}, []), ({"power": 1.0}, []), ({"estimator": "unbiased"}, []), ({"sampled": False}, []),
+    ({"sequences": 1}, []), ({"batch": 1}, []), ({"tensor_parallel": 1}, []), ({"units": 1}, []),
+    ({"placement": "colocated"}, []), ({"power": 1.0}, []), ({"estimator": "unbiased"}, []), ({"sampled": False}, []),
     ({"sequences": 1, "batching": "static"}, []), ({"sequences": 2, "batching": "static"}, ["batch of 2", "static"]),
 ])  # fmt: skip
 def test_what_goes_without_saying_is_not_said(row: dict[str, Any], said: list[str]) -> None:
@@ -57,10 +58,10 @@ def test_what_goes_without_saying_is_not_said(row: dict[str, Any], said: list[st
 
 
 @pytest.mark.parametrize(("row", "said"), [
-    ({"method": "autoregressive"}, "plain decoding"), ({"method": "autoregressive", "ways": 1}, "plain decoding"),
-    ({"method": "autoregressive", "ways": 2}, "tensor parallelism"),
+    ({"method": "autoregressive"}, "plain decoding"), ({"method": "autoregressive", "tensor_parallel": 1}, "plain decoding"),
+    ({"method": "autoregressive", "tensor_parallel": 2}, "tensor parallelism"),
     ({"method": "autoregressive", "tensor_parallel": 4}, "tensor parallelism"),
-    ({"method": "ppd", "ways": 2}, "Predictive Pipelined Decoding"), ({"method": "speculative"}, "speculative decoding"),
+    ({"method": "ppd", "tensor_parallel": 2}, "Predictive Pipelined Decoding"), ({"method": "speculative"}, "speculative decoding"),
     ({"method": "adaptive"}, "adaptive drafts"),
     ({"method": "hierarchical"}, "three models"), ({"method": "beam"}, "beam search"), ({"method": "bild"}, "Big Little Decoder"),
     ({"method": "skipdecode"}, "SkipDecode"), ({"method": "early_exit"}, "early exit"), ({"method": "pearl"}, "pearl"),
@@ -126,7 +127,7 @@ def test_what_is_told_stops_where_points_are_apart() -> None:
     assert point_names.words({"sequences": 1, "batching": "static", "units": 2}, ["units", "batching", "sequences"]) == ["2 units"]
     assert point_names.words({"a.b.c": 5, "sampled": False}, ["a.b.c", "sampled", "missing"]) == ["c = 5"]
     assert (
-        point_names.method({"method": "autoregressive", "ways": None, "tensor_parallel": 2})
+        point_names.method({"method": "autoregressive", "tensor_parallel": 2})
         == point_names.SPLIT
         == "tensor parallelism"
     )
@@ -237,14 +238,14 @@ def test_what_a_figure_needs_is_demanded() -> None:
 @pytest.mark.parametrize(("tables", "said"), [
     ({}, ""), ({"scenario": {"name": "mine"}}, "mine"), ({"cost": {"device": "h100"}}, "h100"),
     ({"scenario": {"name": "mine"}, "cost": {
-        "cost_ratio": 0.12345, "context": 512, "prompt": 8, "tensor_parallel": 4, "ways": 2, "dtype": "float16", "profile": "p",
+        "cost_ratio": 0.12345, "context": 512, "prompt": 8, "tensor_parallel": 2, "dtype": "float16", "profile": "p",
         "device": "d", "medium_shape": "m", "draft_shape": "s", "shape": "l", "kind": "roofline"}},
-     "mine: l, draft s, medium m, d, profile p, float16, TP 2, TP 4, prompt of 8 tokens, context of 512 tokens, c = 0.123"),
+     "mine: l, draft s, medium m, d, profile p, float16, TP 2, prompt of 8 tokens, context of 512 tokens, c = 0.123"),
     ({"cost": {"device": "d", "shape": "l"}, "sweep": {"cost.device": ["d", "e"], "method.sequences": [1, 2]},
       "method": {"name": "x", "sequences": 4, "batching": "static", "batch": 3}}, "l, batch of 3, static batching"),
     # Of several methods what they have in common, from the run's costs or from their own.
     ({"cost": {"device": "d", "shape": "l"}, "method": [
-        {"sequences": 4, "cost": {"device": "e"}}, {"sequences": 8, "cost": {"shape": "l", "ways": 2}}]}, "l, TP 2"),
+        {"sequences": 4, "cost": {"device": "e"}}, {"sequences": 8, "cost": {"shape": "l", "tensor_parallel": 2}}]}, "l, TP 2"),
     ({"method": [{"sequences": 4, "cost": {"device": "e"}}, {"sequences": 4, "cost": {"device": "e"}}]}, "e, batch of 4"),
     ({"method": [{"sequences": 4}, {}]}, ""), ({"method": [{}, {"sequences": 4}]}, ""), ({"cost": {"device": None}}, ""),
 ])  # fmt: skip

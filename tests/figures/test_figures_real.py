@@ -45,7 +45,7 @@ def log(*, trained: bool = True, drafted: bool = True, sampling: Any = None) -> 
     for place in reversed(range(TOKENS)):
         run[:, place] = np.where(agrees[:, place], run[:, place + 1] + 1, 0)
     columns: dict[str, Any] = {
-        "text": np.repeat(np.arange(TEXTS), TOKENS), "position": np.tile(np.arange(TOKENS), TEXTS), "token": np.zeros(count, int),
+        "prompt": np.repeat(np.arange(TEXTS), TOKENS), "position": np.tile(np.arange(TOKENS), TEXTS), "token": np.zeros(count, int),
         "rank_common": common, "rank_trained": better if trained else np.zeros_like(common),
         "confidence": rng.random((count, LAYERS)), "saturation": rng.random((count, LAYERS)),
     }  # fmt: skip
@@ -195,7 +195,7 @@ def test_accepted_lengths_are_counted_and_their_law_is_that_of_the_same_rounds()
 
 def quality() -> pl.DataFrame:
     """Stands for rows of `calibrate quality`."""
-    shared = {"texts": 8, "tokens": 320, "plain_log_likelihood": -1.0, "target_name": "large", "source": "measured"}
+    shared = {"sequences": 8, "tokens": 320, "plain_log_likelihood": -1.0, "target_name": "large", "source": "measured"}
     rows = []
     for place, (low, high) in enumerate(itertools.product((0.1, 0.5, 0.9), (2.0, float("inf")))):
         rows.append({
@@ -255,7 +255,7 @@ def test_points_go_along_what_was_swept_and_are_named_by_the_rest() -> None:
         ("mine", "", 1), ("SkipDecode", "min_layers", 1),
     ]  # fmt: skip
     two = {"method": "bild", "fallback_threshold": 0.5, "rollback_threshold": [2.0, float("inf")], "variant": ["paper", "code"],
-           "maximum_draft": [4.0, 8.0], "temperature": [None, 0.5]}  # fmt: skip
+           "max_draft_length": [4.0, 8.0], "temperature": [None, 0.5]}  # fmt: skip
     assert found(**two) == [
         ("BiLD, paper, drafts to 4, rollback 2", "fallback_threshold", 1),
         ("BiLD, code, drafts to 8, no rollback, τ = 0.5", "fallback_threshold", 1),
@@ -288,7 +288,7 @@ def decoded() -> tuple[Decoding, list[str]]:
     account = Account()
     account.add(Forward("target", (7,), 0, 0, 4, heads=1))
     commits = (Commit("round", (1, 2, 3), 4), Commit("round", (4,), 4), Commit("round", (5, 6), 1))
-    settings = {"layers": 4, "draft_length": 4, "placement": "together", "draft_layers": 1, "sampled": False}
+    settings = {"layers": 4, "draft_length": 4, "placement": "colocated", "draft_layers": 1, "sampled": False}
     made = Decoding("speculative", settings, (9,), 6, commits, account)
     return made, ["def ", "f$x$(", "):\n", "\treturn", " x", "\n"]
 

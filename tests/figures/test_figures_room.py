@@ -60,7 +60,8 @@ def several(rows: pl.DataFrame, count: int, name: str, value: Callable[[int], An
 
 def one_method(choices: int = 1, settings: int = 1) -> pl.DataFrame:
     """Plain decoding, and a method of so many draft lengths at so many acceptance rates."""
-    plain = {"point": 0, "view": "formula", "method": "autoregressive", "speedup": 1.0, "held_units": 1.0, "mean_units": 1.0,
+    plain = {"point": 0, "view": "formula", "method": "autoregressive", "speedup": 1.0, "reserved_units": 1.0,
+     "mean_busy_units": 1.0,
              "compute_per_token": 1.0, "draft_length": None, "acceptance_rate": None}  # fmt: skip
     rows = [plain]
     for length in range(choices):
@@ -85,7 +86,7 @@ def _bild() -> pl.DataFrame:
 def rates() -> pl.DataFrame:
     """Big Little Decoder at two rates of fallback."""
     rows = {"method": "bild", "view": "formula", "fallback_rate": [0.1, 0.2], "rollback_rate": 0.0, "speedup": [1.5, 1.2],
-            "maximum_draft": 4}  # fmt: skip
+            "max_draft_length": 4}  # fmt: skip
     return pl.DataFrame(rows)
 
 
@@ -108,7 +109,7 @@ FULL: dict[str, tuple[Any, Callable[[int], object], int, str]] = {
     "bild curves": (bild_thresholds, lambda n: bild_thresholds.draw(thresholds(n)), 8, "1 to 8 rollback thresholds, got 9"),
     "bild rates": (bild_rates, lambda n: bild_rates.draw(several(rates(), n, "rollback_rate", lambda each: each / 9)), 6,
                    "at most 6 rollback rates, got 7"),
-    "bild choices": (bild_rates, lambda n: bild_rates.draw(several(rates(), n, "maximum_draft", int)), 4,
+    "bild choices": (bild_rates, lambda n: bild_rates.draw(several(rates(), n, "max_draft_length", int)), 4,
                      "at most 4 choices, got 5"),
     "hierarchical": (hierarchical_regions,
         lambda n: hierarchical_regions.draw(several(COSTS, n, "draft_length", lambda each: each + 1)), 3,
@@ -148,8 +149,8 @@ def test_none_at_all_is_refused_where_some_are_needed() -> None:
             "values of speedup.* needs at least one row"),
         (lambda: operations_and_bytes.draw(CHOICE.with_columns(speedup=pl.lit(None, pl.Float64))),
             "values of speedup.* needs at least one row"),
-        (lambda: tradeoff.draw(CHOICE.with_columns(normalized_latency=pl.lit(None, pl.Float64)), "compute_per_token"),
-         "values of compute_per_token and normalized_latency"),
+        (lambda: tradeoff.draw(CHOICE.with_columns(relative_latency=pl.lit(None, pl.Float64)), "compute_per_token"),
+         "values of compute_per_token and relative_latency"),
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=message):
             call()
@@ -176,7 +177,7 @@ def test_runs_have_the_figures_that_there_is_room_for() -> None:
     for fits, rows, answer in (
         (method_comparison.fits, one_method(12), True), (method_comparison.fits, one_method(13), False),
         (method_comparison.fits, one_method(2, 6), True),
-        (method_comparison.fits, one_method(2, 7), False), (method_comparison.fits, one_method().drop("mean_units"), False),
+        (method_comparison.fits, one_method(2, 7), False), (method_comparison.fits, one_method().drop("mean_busy_units"), False),
         (method_comparison.fits, CHOICE, False),
         (method_comparison.fits, one_method().with_columns(speedup=pl.lit(None, pl.Float64)), False),
         (method_comparison.fits, one_method(), True),
@@ -195,8 +196,8 @@ def test_runs_have_the_figures_that_there_is_room_for() -> None:
         (bild_rates.fits, rates(), True), (bild_rates.fits, rates().head(1), False), (bild_rates.fits, rates().clear(), False),
         (bild_rates.fits, several(rates(), 6, "rollback_rate", float), True),
         (bild_rates.fits, several(rates(), 7, "rollback_rate", float), False),
-        (bild_rates.fits, several(rates(), 4, "maximum_draft", int), True),
-        (bild_rates.fits, several(rates(), 5, "maximum_draft", int), False),
+        (bild_rates.fits, several(rates(), 4, "max_draft_length", int), True),
+        (bild_rates.fits, several(rates(), 5, "max_draft_length", int), False),
     ):  # fmt: skip
         assert fits(rows) is answer, (fits.__module__, rows)
 
@@ -249,7 +250,7 @@ def test_what_is_not_asked_for_is_as_the_documents_say() -> None:
         (agreement_over_cost.draw, {"cost": None, "quality": "agreement"}), (accepted_tokens.draw, {"about": ""}),
         (accepted_tokens.law, {"tokens": None}),
         (adaptive_draft_lengths.trajectories, {"text": "", "longest": 20, "replications": 1000, "seed": 0}),
-        (adaptive_draft_lengths.example, {"replications": 1000}), (tradeoff.draw, {"x": "mean_units"}),
+        (adaptive_draft_lengths.example, {"replications": 1000}), (tradeoff.draw, {"x": "mean_busy_units"}),
         (speedup.draw, {"x": "acceptance_rate"}),
         (timeline.draw, {"commits": None, "title": "Who held which unit", "time_unit": "layer-times"}),
         (timeline.prepared, {"commits": None}), (label_placement.place, {"size": 8.5}), (label_placement.at_right, {"size": 8.5}),

@@ -89,7 +89,7 @@ def test_lossy_methods_have_no_place_in_the_trade_off_and_one_in_the_comparison(
 ) -> None:
     seen, rows = Seen(monkeypatch, tradeoff, method_comparison), compared
     found = names(of_run(run))
-    assert {"methods", "tradeoff_mean_units", "tradeoff_compute_per_token", "speedup_acceptance_rate"} <= found
+    assert {"methods", "tradeoff_mean_busy_units", "tradeoff_compute_per_token", "speedup_acceptance_rate"} <= found
     assert [set(given["method"]) for given, _ in seen.of["tradeoff"]] == 2 * [{"autoregressive", "ppd"}]
     ((_, figure),) = seen.of["method_comparison"]
     last = rows.unique("point", keep="last", maintain_order=True)
@@ -230,7 +230,7 @@ def test_rates_are_drawn_where_they_were_swept_and_are_no_thresholds(rates: pl.D
     assert not bild_rates.fits(bild_rates.of_run(thresholds))
     assert not bild_rates.fits(bild_rates.of_run(rates.filter(fallback_rate=0.3)))
     assert not bild_rates.of_run(rates.with_columns(method=pl.lit("skipdecode"))).height
-    assert not bild_rates.fits(rates.with_columns(maximum_draft=pl.col("point") % 7))
+    assert not bild_rates.fits(rates.with_columns(max_draft_length=pl.col("point") % 7))
     assert not bild_rates.of_run(rates.drop("fallback_rate")).height
 
 
@@ -240,7 +240,7 @@ def test_a_run_on_thresholds_has_the_points_of_the_record(thresholds: pl.DataFra
     assert found.filter(policy=bild_thresholds.LARGE).select("latency", "agreement").rows() == [(1.0, 1.0)]
     whole = found.filter(pl.col("policy") != bild_thresholds.LARGE)
     assert whole.select("latency", "agreement", "fallback_threshold", "rollback_threshold").rows() == thresholds.select(
-        "normalized_latency", "agreement", "fallback_threshold", "rollback_threshold"
+        "relative_latency", "agreement", "fallback_threshold", "rollback_threshold"
     ).rows()
     degenerate = {row["policy"]: row for row in whole.iter_rows(named=True)}
     assert set(degenerate) == {bild_thresholds.BOTH, bild_thresholds.NO_ROLLBACK, bild_thresholds.NO_FALLBACK}
@@ -262,7 +262,7 @@ def test_the_run_s_curves_and_what_they_rest_on(thresholds: pl.DataFrame) -> Non
     for value in (1.0, 2.0, 5.0, float("inf")):
         own = thresholds.filter(rollback_threshold=value).sort("fallback_threshold")
         curve = np.column_stack(xy(lines(figure.axes[0])[f"rollback {value:g}"]))
-        assert curve.tolist() == own.select("normalized_latency", "agreement").to_numpy().tolist()
+        assert curve.tolist() == own.select("relative_latency", "agreement").to_numpy().tolist()
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["1", "2", "5", "never"]
     told = " ".join(text.get_text() for text in figure.texts)
     assert "(assumed: a small model that knows how often it is right); c = 0.25 (as [cost] says)" in told
@@ -278,7 +278,9 @@ def test_points_of_several_choices_are_several_records(thresholds: pl.DataFrame)
     assert found["name"].unique(maintain_order=True).to_list() == ["variant paper", "variant code"]
     assert bild_thresholds.fits(found)
     assert len(bild_thresholds.draw(found).axes) == 4
-    many = [thresholds.with_columns(maximum_draft=pl.lit(n, dtype=pl.Int64), point=pl.col("point") + 100 * n) for n in range(1, 5)]
+    many = [
+        thresholds.with_columns(max_draft_length=pl.lit(n, dtype=pl.Int64), point=pl.col("point") + 100 * n) for n in range(1, 5)
+    ]
     assert not bild_thresholds.fits(bild_thresholds.of_run(pl.concat(many)))
     assert not bild_thresholds.fits(bild_thresholds.of_run(thresholds.drop("agreement")))
     assert not bild_thresholds.fits(bild_thresholds.of_run(thresholds.with_columns(agreement=pl.lit(None, dtype=pl.Float64))))
@@ -368,7 +370,7 @@ def test_rows_that_cannot_be_drawn_are_refused(rates: pl.DataFrame, compared: pl
     cases: list[tuple[Any, str]] = [
         (lambda: bild_rates.draw(rates.clear()), "the figure of rates needs at least one row"),
         (lambda: bild_rates.draw(rates.drop("rollback_rate")), "got none called rollback_rate"),
-        (lambda: bild_rates.draw(rates.with_columns(maximum_draft=pl.col("point") % 5)), "at most 4 choices, got"),
+        (lambda: bild_rates.draw(rates.with_columns(max_draft_length=pl.col("point") % 5)), "at most 4 choices, got"),
         (lambda: bild_rates.draw(rates.with_columns(rollback_rate=pl.col("point") / 9)), "at most 6 rollback rates, got 36"),
         (lambda: operations_and_bytes.draw(rates), "room for at most 16 points, got 36"),
         (lambda: operations_and_bytes.draw(compared.clear()), "the figure of choices needs at least one row"),
@@ -393,7 +395,7 @@ def test_the_schedules_of_a_run_are_drawn_once_each(tmp_path: Path, album: Album
     table = formula("skipdecode")
     schedules, bounds = skipdecode_schedule.of_run(table) or ([], {})
     assert [each[1:] for each in schedules] == [(8, 16, 1.0), (6, 10, 1.0), (5, 7, 1.0), (4, 6, 1.0)]
-    assert bounds == {"layers": 24, "prompt": 60, "sequence": 160, "warm_up": 1, "source": "settings published (Table 2)"}
+    assert bounds == {"layers": 24, "prompt": 60, "sequence_length": 160, "warm_up": 1, "source": "settings published (Table 2)"}
     (tmp_path / "run").mkdir()
     of_run(tmp_path / "run", table)
     assert album.drawn["skipdecode_layers"][:3] == ("skipdecode_layers", (schedules,), bounds)
@@ -410,7 +412,7 @@ def test_other_schedules_are_not_called_published() -> None:
         assert found is not None
         assert found[1]["source"] == "settings assumed"
     assert skipdecode_schedule.of_run(table.with_columns(rounding=pl.lit("down"))) is None
-    assert skipdecode_schedule.of_run(table.drop("sequence")) is None
+    assert skipdecode_schedule.of_run(table.drop("sequence_length")) is None
     assert skipdecode_schedule.of_run(table.filter(method="early_exit")) is None
 
 

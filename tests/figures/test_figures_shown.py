@@ -128,7 +128,7 @@ def of_other_theories() -> pl.DataFrame:
     """Speed-ups of independent acceptances, of others and of another method, over a link, at no known cost, an endless bound."""
     own = test_figures_speculative.simulated().filter(tokens=16, acceptance_rate=0.8)
     markov = own.filter(pl.col("view") != "formula", cost_ratio=0.05)
-    markov = markov.with_columns(outcomes=pl.lit("markov"), placement=pl.lit("apart"))
+    markov = markov.with_columns(outcomes=pl.lit("markov"), placement=pl.lit("separate"))
     length = pl.col("draft_length")
     other = own.filter(cost_ratio=0.4).with_columns(method=pl.lit("hierarchical"), speedup=1 + length / 10, cost_ratio=None)
     endless = pl.when(draft_length=4).then(float("inf")).otherwise("speedup_high").alias("speedup_high")
@@ -148,9 +148,9 @@ def of_many_forms() -> pl.DataFrame:
         for k in (1, 3):
             parts.append(test_figures_tradeoff.point(len(parts), Parameters(40, exit_layer, k, form=form, **more), 16, 0.7))
     lost = {**parts[-1], "point": len(parts), "tokens": None, "exit_layer": 15, "form": "eager"}
-    rows = pl.DataFrame([*parts, lost, {**lost, "mean_units": None}], infer_schema_length=None)
-    latency = pl.col("normalized_latency")
-    return rows.with_columns(normalized_latency_input_low=0.9 * latency, normalized_latency_input_high=1.1 * latency)
+    rows = pl.DataFrame([*parts, lost, {**lost, "mean_busy_units": None}], infer_schema_length=None)
+    latency = pl.col("relative_latency")
+    return rows.with_columns(relative_latency_input_low=0.9 * latency, relative_latency_input_high=1.1 * latency)
 
 
 def of_another_method() -> pl.DataFrame:
@@ -160,7 +160,7 @@ def of_another_method() -> pl.DataFrame:
     for place, (k, rate, length) in enumerate(choices):
         choice = Parameters(40, 20, k, batched=length > 16 and k > 1)
         rows.append(test_figures_tradeoff.point(place, choice, length, rate, units=2 + place % 2, contended=not place))
-    other = {"point": 99, "view": "events", "method": "pearl", "normalized_latency": 0.8, "compute_per_token": 1.5, "tokens": 16}
+    other = {"point": 99, "view": "events", "method": "pearl", "relative_latency": 0.8, "compute_per_token": 1.5, "tokens": 16}
     simulated = viewed(pl.DataFrame(rows), "compute_per_token", skip=range(9))
     return pl.concat([simulated, pl.DataFrame([other])], how="diagonal_relaxed")
 
@@ -244,7 +244,7 @@ def of_devices_each() -> pl.DataFrame:
 BUILT: dict[str, Callable[[], Figure]] = {
     "tradeoff_units": lambda: tradeoff.draw(test_figures_tradeoff.paper()),
     "tradeoff_compute": lambda: tradeoff.draw(test_figures_tradeoff.paper(), "compute_per_token"),
-    "tradeoff_devices": lambda: tradeoff.draw(devices("ppd-against-tensor-parallel").filter(method="ppd", ways=1)),
+    "tradeoff_devices": lambda: tradeoff.draw(devices("ppd-against-tensor-parallel").filter(method="ppd", tensor_parallel=1)),
     "timeline": lambda: timeline.draw(*(short(each) for each in (test_figures.INTERVALS, test_figures.COMMITS))),
     "timeline_ms": lambda: headed(timeline.draw(short(test_figures.INTERVALS), title="PPD", time_unit="ms"), "mine"),
     "distribution": lambda: latency_distribution.draw(test_figures.histogram(2)),
@@ -262,7 +262,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "bild_rates": lambda: bild_rates.draw(bild_rates.of_run(formula("bild"))),
     "bild": lambda: bild_thresholds.draw(test_figures_bild.made()),
     "bild_operations": lambda: bild_operations.draw(
-        bild_operations.factors(0.15, [0.0, 0.1], operations_ratio=0.25, memory_ratio=0.3, maximum_draft=10, cost_ratio=0.2),
+        bild_operations.factors(0.15, [0.0, 0.1], operations_ratio=0.25, memory_ratio=0.3, max_draft_length=10, cost_ratio=0.2),
         source="assumed",
     ),
     "deck": lambda: deck_speedups.draw(deck_analysis.rows()),
@@ -279,10 +279,10 @@ BUILT: dict[str, Callable[[], Figure]] = {
         adaptive_draft_lengths.trajectories([0.8] * 40, 0.1, text="steady", replications=20)
     ),
     "skipdecode_schedule": lambda: skipdecode_schedule.draw(
-        [Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, source="assumed"
+        [Schedule("mine", 4, 8)], layers=12, prompt=10, sequence_length=30, source="assumed"
     ),
     "skipdecode_layers": lambda: skipdecode_layers.draw(
-        [Schedule("mine", 4, 8)], layers=12, prompt=10, sequence=30, warm_up=1, source="assumed"
+        [Schedule("mine", 4, 8)], layers=12, prompt=10, sequence_length=30, warm_up=1, source="assumed"
     ),
     "predicted_measured": lambda: predicted_measured.draw(test_figures_comparison.rows(disturbed=[True, False, True, False])),
     "error_by_method": lambda: error_by_method.draw(test_figures_comparison.rows()),
@@ -345,7 +345,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     "speedup_batches_alone": lambda: speedup.draw(of_batches().filter(draft_length=3).drop("tokens")),
     "tradeoff_many_forms": lambda: tradeoff.draw(of_many_forms()),
     "tradeoff_many_compute": lambda: tradeoff.draw(of_another_method(), "compute_per_token"),
-    "methods_same_devices": lambda: method_comparison.draw(viewed(of_devices_each(), "speedup", "mean_units")),
+    "methods_same_devices": lambda: method_comparison.draw(viewed(of_devices_each(), "speedup", "mean_busy_units")),
     "choices_simulated": lambda: operations_and_bytes.draw(of_choices()),
     "table_3_simulated": lambda: ppd_table_3_times.draw(
         viewed(formula("ppd-table-3"), "latency_s", "latency_layers", skip=[1]).with_columns(
@@ -361,7 +361,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
         .with_columns(
             pl.lit(float("nan")).alias("agreement_low"),
             layer_passes_over_plain=pl.col("agreement") - 0.2,
-            texts=3,
+            sequences=3,
         ),
         "layer_passes_over_plain",
     ),
@@ -373,7 +373,7 @@ BUILT: dict[str, Callable[[], Figure]] = {
     ),
     "accepted_alone": lambda: accepted_tokens.draw(of_rounds().filter(point=3).drop("name")),
     "tradeoff_bare": lambda: tradeoff.draw(
-        pl.DataFrame({"view": ["events", "paths"], "mean_units": [2.0, 1.5], "normalized_latency": [0.5, 0.75]})
+        pl.DataFrame({"view": ["events", "paths"], "mean_busy_units": [2.0, 1.5], "relative_latency": [0.5, 0.75]})
     ),
     "adaptive_texts": lambda: adaptive_draft_lengths.draw(of_texts()),
     "timeline_again": lambda: test_figures_timeline.drawn(

@@ -565,7 +565,7 @@ def test_a_run_of_predictive_pipelined_decoding_has_its_figures_alone(tmp_path: 
     scenario = several()
     scenario["method"] = [scenario["method"][0], scenario["method"][2]]
     sim.run(scenario, out=tmp_path / "run")
-    assert names(of_run(tmp_path / "run")) == {"tradeoff_mean_units", "tradeoff_compute_per_token", "distribution_point_1"}
+    assert names(of_run(tmp_path / "run")) == {"tradeoff_mean_busy_units", "tradeoff_compute_per_token", "distribution_point_1"}
 
 
 # --- All of them --------------------------------------------------------------------------------------------------------
@@ -596,7 +596,7 @@ def test_rows_that_cannot_be_drawn_are_refused() -> None:
         (speedup.draw, simulated(), "draft_length"),
         (accepted_tokens.draw, histogram(), "rounds"),
         (best_draft_length.draw, simulated(), "cost_ratio"),
-        (method_comparison.draw, table, "held_units"),
+        (method_comparison.draw, table, "reserved_units"),
     ):
         with pytest.raises(ParameterError, match="needs at least one row"):
             draw(rows.clear())

@@ -48,7 +48,7 @@ SCENARIO: dict[str, Any] = {
     "outcomes": {"kind": "rates", "fallback_rate": 0.15, "rollback_rate": 0.1},
     "cost": {"cost_ratio": 0.25},
 }
-CODE, APART = {"method.variant": "code"}, {"method.placement": "apart"}
+CODE, APART = {"method.variant": "code"}, {"method.placement": "separate"}
 
 
 # --- Big Little Decoder -------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from model.outcomes.outcome_laws import Iid
 from tests.support.tiers import crossed
 
 TOKENS = {"squad": 16, "wmt": 128, "cnn_dm": 128}
-AXES = ("mean_units", "compute_per_token")
+AXES = ("mean_busy_units", "compute_per_token")
 
 
 def point(number: int, parameters: Parameters, tokens: int, rate: float, **more: Any) -> dict[str, Any]:
@@ -33,8 +33,9 @@ def point(number: int, parameters: Parameters, tokens: int, rate: float, **more:
         "point": number, "view": "formula", "method": "ppd", "form": parameters.form, "layers": parameters.layers,
         "exit_layer": parameters.exit_layer, "candidates": parameters.candidates, "tokens": tokens, "match_rate": rate,
         "batched": parameters.batched,
-        "normalized_latency": float(theory.latency / theory.plain_latency),
-        "compute_per_token": float(theory.busy / theory.plain_latency), "mean_units": float(theory.busy / theory.latency), **more,
+        "relative_latency": float(theory.latency / theory.plain_latency),
+        "compute_per_token": float(theory.busy / theory.plain_latency), "mean_busy_units": float(theory.busy / theory.latency),
+        **more,
     }  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def paper(views: Sequence[str] = ("formula", "paths", "events")) -> pl.DataFrame
         rate = published.match_rate("ppd-table-2", data_set=data_set, layer=20, candidates=k, head=head).rate
         row = point(number, Parameters(40, 20, k), TOKENS[data_set], rate, data_set=data_set, head=head)
         for view in views:
-            moved = {metric: row[metric] * (1.0 if view == "formula" else 1.004) for metric in ("normalized_latency", *AXES)}
+            moved = {metric: row[metric] * (1.0 if view == "formula" else 1.004) for metric in ("relative_latency", *AXES)}
             if view != "formula":
                 moved |= {f"{metric}_low": 0.99 * value for metric, value in moved.items()} | {
                     f"{metric}_high": 1.01 * value for metric, value in moved.items()
@@ -71,7 +72,7 @@ def words(figure: Figure) -> str:
 def test_every_row_stands_at_its_coordinates(x: str, view: str) -> None:
     rows = paper()
     drawn = coordinates(line for label, line in lines(tradeoff.draw(rows, x).axes[0]).items() if label.startswith(view))
-    assert drawn == set(rows.filter(view=view).select(x, "normalized_latency").rows())
+    assert drawn == set(rows.filter(view=view).select(x, "relative_latency").rows())
 
 
 FORMS = [
@@ -101,7 +102,7 @@ def test_the_curve_passes_through_the_points_of_the_formula(of: tuple[str, int],
 def test_intervals_reach_from_low_to_high(x: str) -> None:
     rows = paper().filter(view="paths")
     figure = tradeoff.draw(rows, x)
-    for metric, column in ((x, 0), ("normalized_latency", 1)):
+    for metric, column in ((x, 0), ("relative_latency", 1)):
         bars = [bar for bar in figure.axes[0].collections if isinstance(bar, LineCollection) and bar.get_label() == metric]
         drawn = {tuple(np.asarray(segment)[:, column].tolist()) for bar in bars for segment in bar.get_segments()}
         assert drawn == set(rows.select(f"{metric}_low", f"{metric}_high").rows())
@@ -134,8 +135,8 @@ def test_the_note_has_the_numbers_of_the_theory() -> None:
     rate = published.match_rate("ppd-table-2", data_set="squad", layer=20, candidates=3, head="trained").rate
     latency, compute = ppd.expected_latency(40, 20, 16, rate), ppd.expected_compute(40, 20, 16, rate, 3)
     text = words(tradeoff.draw(paper()))
-    assert f"{100 * (1 - ppd.normalized_latency(rate)):.1f} % less latency" in text
-    assert f"{ppd.mean_units(rate, 3):.3f} busy units" in text
+    assert f"{100 * (1 - ppd.relative_latency(rate)):.1f} % less latency" in text
+    assert f"{ppd.mean_busy_units(rate, 3):.3f} busy units" in text
     assert f"{100 * (1 - latency / 640):.1f} % and E[C]/E[T] = {compute / latency:.4f}" in text
 
 
@@ -151,7 +152,7 @@ def test_the_note_is_of_the_paper_s_own_figure_and_no_other() -> None:
     latency, compute = ppd.expected_latency(40, 20, 16, rate), ppd.expected_compute(40, 20, 16, rate, 3)
     told = (
         f"squad trained, k = 3, p = {rate:g}: for many tokens Eq. 3 gives {50 * rate:.1f} % less latency and Eq. 5 gives"
-        f" {ppd.mean_units(rate, 3):.3f} busy units; for the 16 tokens that the rate was measured on Theorem 4.1 gives"
+        f" {ppd.mean_busy_units(rate, 3):.3f} busy units; for the 16 tokens that the rate was measured on Theorem 4.1 gives"
         f" {100 - 100 * latency / 640:.1f} % and E[C]/E[T] = {compute / latency:.4f}. The paper's caption (34 %, 3.2 times) takes"
         " one number from each."
     )
@@ -187,15 +188,15 @@ def test_views_are_told_apart_without_colour() -> None:
 def test_any_sweep_can_be_drawn(x: str) -> None:
     choices = itertools.product(range(1, 13), np.linspace(0, 1, 7))
     grid = [point(i, Parameters(40, 20, k), 64, p) for i, (k, p) in enumerate(choices)]
-    plain = dict.fromkeys(("normalized_latency", *AXES), 1.0) | {"view": "formula", "method": "autoregressive", "layers": 40}
+    plain = dict.fromkeys(("relative_latency", *AXES), 1.0) | {"view": "formula", "method": "autoregressive", "layers": 40}
     tables = [
         pl.DataFrame(grid),
         pl.DataFrame(grid[:1]).drop("point", "form", "match_rate"),
-        pl.DataFrame(grid[:1]).select("view", "normalized_latency", *AXES),
+        pl.DataFrame(grid[:1]).select("view", "relative_latency", *AXES),
         pl.DataFrame([*grid[:14], plain], infer_schema_length=None).with_columns(data_set=pl.lit(None), head=pl.lit(None)),
         pl.DataFrame([point(i, Parameters(40, e, 2), 8, 0.5, view="events") for i, e in enumerate(range(20, 41))]),
     ]
     for table in tables:
         axes = tradeoff.draw(table, x).axes[0]
         drawn = coordinates(line for label, line in lines(axes).items() if label.split()[0] in ("formula", "events"))
-        assert drawn == set(table.select(x, "normalized_latency").rows())
+        assert drawn == set(table.select(x, "relative_latency").rows())

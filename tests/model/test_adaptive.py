@@ -124,7 +124,7 @@ def test_events_are_paths_on_every_path(data: st.DataObject) -> None:
     policy = data.draw(st.sampled_from(ALL))
     numbers = st.floats(0, 2).map(lambda time: time if time >= cases.MIN_TIME else 0.0)
     method = {"name": "adaptive", "layers": data.draw(st.integers(1, 5)), "policy": policy, "max_draft_length": 5,
-              "placement": data.draw(st.sampled_from(["together", "apart"])), "sampled": data.draw(st.booleans())}  # fmt: skip
+              "placement": data.draw(st.sampled_from(["colocated", "separate"])), "sampled": data.draw(st.booleans())}  # fmt: skip
     if policy in RUNNING:
         method |= {
             "estimator": data.draw(st.sampled_from(draft_length_policies.ESTIMATORS)),
@@ -140,7 +140,7 @@ def test_events_are_paths_on_every_path(data: st.DataObject) -> None:
         doubts = {"low_if_accepted": data.draw(st.floats(0, 1)), "low_if_rejected": data.draw(st.floats(0, 1))}
         outcomes["confidence"] = {"kind": "two-class", **doubts}
     cost: dict[str, Any] = {"cost_ratio": data.draw(numbers), "link": data.draw(numbers), "final_head": data.draw(numbers)}
-    if method.get("placement", "together") == "together":
+    if method.get("placement", "colocated") == "colocated":
         del cost["link"]
     if data.draw(st.booleans()):
         cost["verify_cost"] = [[1, 1.0], [2, 1.0 + data.draw(numbers)], [8, 4.0]]
@@ -285,9 +285,9 @@ def test_recorded_chances_are_averaged_over_records_and_coins(tokens: int) -> No
 def test_prediction_is_what_the_walk_has_in_the_mean() -> None:
     cost = UnitCost(4, cost_ratio=0.3, link=0.5, operations_ratio=0.2, verify_cost=((1, 1.0), (9, 1.5)))
     rows, chance = sequences(Iid(0.6), 8)
-    for placement, units in (("together", 1), ("apart", 2)):
+    for placement, units in (("colocated", 1), ("separate", 2)):
         parameters = choice("heuristic", placement=placement, draft_length=2)
-        tally = varying(parameters.started(len(chance)), 8, played(rows), round_prices(cost, 6, apart=units == 2))
+        tally = varying(parameters.started(len(chance)), 8, played(rows), round_prices(cost, 6, separate=units == 2))
         found = adaptive.predict(parameters, 8, Iid(0.6), cost)
         values = [found.latency, found.latency_variance, found.busy, found.operations, found.rounds, found.drafted]
         assert [float(np.asarray(value)) for value in values] == pytest.approx(means(tally, chance))
@@ -450,7 +450,7 @@ def _answer(step: Read, fate: Fate) -> Any:
     law = _law(step.output, step.offset)
     if step.kind == "uniform":
         return Below(fate)
-    if step.kind in ("chance", "confidence"):
+    if step.kind in ("probability", "confidence"):
         assert step.token is not None
         return law[step.token]
     if step.kind == "residual":
@@ -533,7 +533,7 @@ def test_what_is_left_out_is_as_documented() -> None:
     assert Parameters(4, "heuristic", 3).first == 3
     assert Parameters(4, "optimum", min_draft_length=7).first == 7
     assert Parameters(4, "optimum", min_draft_length=0, draft_length=0, believed_cost_ratio=0.5).first == 0
-    assert (Parameters(4, "optimum").units, Parameters(4, "optimum", placement="apart").units) == (1, 2)
+    assert (Parameters(4, "optimum").units, Parameters(4, "optimum", placement="separate").units) == (1, 2)
     assert (plain["optimum"].longest_draft, plain["optimum"].widest) == (20, 21)
     told = Parameters(4, "gradient", believed_cost_ratio=0.3)
     cost = UnitCost(4, cost_ratio=0.1)

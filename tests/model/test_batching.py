@@ -73,7 +73,7 @@ def _on_curve(width: int) -> Fraction:
     return low if above == below else low + (high - low) * Fraction(width - int(below[0]), int(above[0]) - int(below[0]))
 
 
-@pytest.mark.parametrize("method", [DRAFTING, DRAFTING | {"placement": "apart"}], ids=["together", "apart"])
+@pytest.mark.parametrize("method", [DRAFTING, DRAFTING | {"placement": "separate"}], ids=["colocated", "separate"])
 @pytest.mark.parametrize("batching", ["continuous", "lockstep", "static"])
 def test_the_views_agree(method: dict[str, Any], batching: str) -> None:
     """Events and paths to the last bit, where times are whole numbers of eighths; the formula within five standard errors.
@@ -268,8 +268,8 @@ def test_a_draft_has_the_layers_of_its_shape() -> None:
 
 def test_a_draft_is_not_split() -> None:
     """Twelve heads are not divided by eight devices; the whole draft lies beside the target's share."""
-    (row,) = rows(DRAFTING | {"sequences": 2}, cost=ROOFLINE | {"ways": 8}, tokens=16)
-    room = memory(preset("llama-2-7b"), 80 * 2**30, context=512, batch=2, ways=8)
+    (row,) = rows(DRAFTING | {"sequences": 2}, cost=ROOFLINE | {"tensor_parallel": 8}, tokens=16)
+    room = memory(preset("llama-2-7b"), 80 * 2**30, context=512, batch=2, tensor_parallel=8)
     small = preset("llama-68m")
     more = small.parameters * 2 + small.cache_bytes() * 512 * 2
     assert row["memory_share"] == pytest.approx((room.needed + more) / (80 * 2**30))

@@ -742,7 +742,7 @@ def test_a_scenario_has_all_three_views() -> None:
             assert not case.contended
             assert row["paths_difference"] <= limit * row["latency"]
             formula = formula_view.formula_row(case)
-            assert formula["held_units"] == case.held == (2 if case.parameters.arrangement == "parallel" else 1)
+            assert formula["reserved_units"] == case.held == (2 if case.parameters.arrangement == "parallel" else 1)
             assert point_columns.described(grid, point, case)["exact"] is (case.parameters.rule == "exact")
             paths = evaluation.paths_row(case, 0, 40)
             assert paths["rounds"] == row["rounds"]
@@ -756,7 +756,7 @@ def test_the_decks_beam_table_as_a_scenario() -> None:
     for row, beams, rate in zip(found, (3, 5), (0.79, 0.75), strict=False):
         assert row["speedup"] == pytest.approx(float(finite_speedup(128, rate, 3, DECK)) / beams, rel=1e-12)
     assert [row["speedup"] for row in found[2:]] == [pytest.approx(3 * found[0]["speedup"], rel=1e-12)] * 2
-    assert [row["held_units"] for row in found] == [1, 1, 3, 1]
+    assert [row["reserved_units"] for row in found] == [1, 1, 3, 1]
     for point in range(grid.points):
         row = evaluation.events_row(grid.case(point), 0, 4)
         assert row["paths_difference"] <= 1e-12 * row["latency"]

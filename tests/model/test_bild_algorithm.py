@@ -30,10 +30,10 @@ FORMS = ("paper", "code", "early")
 COST = UnitCost(8, cost_ratio=0.25, operations_ratio=0.5, early_head=0.5, final_head=1.0)
 
 
-def choice(form: str, maximum_draft: int, **more: Any) -> Parameters:
+def choice(form: str, max_draft_length: int, **more: Any) -> Parameters:
     if form == "early":
-        return Parameters(8, maximum_draft, exit_layer=3, **more)
-    return Parameters(8, maximum_draft, variant=form, draft_layers=2, **more)
+        return Parameters(8, max_draft_length, exit_layer=3, **more)
+    return Parameters(8, max_draft_length, variant=form, draft_layers=2, **more)
 
 
 class Segment(NamedTuple):
@@ -47,11 +47,11 @@ class Segment(NamedTuple):
     again: int
 
 
-def reference(decisions: list[int], maximum_draft: int, form: str) -> list[Segment]:
+def reference(decisions: list[int], max_draft_length: int, form: str) -> list[Segment]:
     """Algorithm 1 on paper: nothing but the decisions."""
     found, start, tokens = [], 0, len(decisions)
     while start < tokens:
-        room = min(maximum_draft, tokens - start - 1)
+        room = min(max_draft_length, tokens - start - 1)
         ahead = decisions[start : start + room]
         written = ahead.index(1) if 1 in ahead else room
         kept = next((index for index, each in enumerate(ahead[:written]) if each == 2), written)
@@ -97,10 +97,10 @@ def test_a_run_by_hand() -> None:
 
 
 @given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS))
-def test_the_process_is_the_algorithm(decisions: list[int], maximum_draft: int, form: str) -> None:
-    tokens, parameters = len(decisions), choice(form, maximum_draft)
+def test_the_process_is_the_algorithm(decisions: list[int], max_draft_length: int, form: str) -> None:
+    tokens, parameters = len(decisions), choice(form, max_draft_length)
     run = simulate(decode(parameters, [0], tokens), tokens, Cluster(1), COST, Lossy(1, 8, decisions), record=True)
-    want = reference(decisions, maximum_draft, form)
+    want = reference(decisions, max_draft_length, form)
     kinds: list[tuple[str, int]] = []
     for segment in want:
         kinds.append(("rollback" if segment.back else "fallback" if segment.unsure else "cap", segment.kept + 1))
@@ -123,13 +123,13 @@ def test_the_process_is_the_algorithm(decisions: list[int], maximum_draft: int, 
 
 @example([0, 2, 0, 0, 1, 0, 0], 3, "code", 2)
 @given(DECISIONS, st.integers(1, 6), st.sampled_from(("paper", "code")), st.integers(1, 3))
-def test_apart_each_model_has_a_unit(decisions: list[int], maximum_draft: int, form: str, prompt: int) -> None:
+def test_apart_each_model_has_a_unit(decisions: list[int], max_draft_length: int, form: str, prompt: int) -> None:
     """What was written is sent to the large model, and its answer back: two links wherever the small one ran."""
     tokens, cost = len(decisions), UnitCost(8, cost_ratio=0.25, link=0.5)
-    parameters = choice(form, maximum_draft, placement="apart")
+    parameters = choice(form, max_draft_length, placement="separate")
     steps, world = decode(parameters, [*range(prompt)], tokens), Lossy(prompt, 8, decisions)
     run = simulate(steps, tokens, Cluster(2), cost, world, record=True)
-    want = reference(decisions, maximum_draft, form)
+    want = reference(decisions, max_draft_length, form)
     sent = sum(segment.written + segment.unsure > 0 for segment in want)
     # The small model reads the prompt where it will run: there and back only if it never does.
     prefill = (8 + 2 + (tokens == 1)) * (prompt > 1)
@@ -138,8 +138,8 @@ def test_apart_each_model_has_a_unit(decisions: list[int], maximum_draft: int, f
 
 
 @given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS))
-def test_layer_by_layer_is_the_same_run(decisions: list[int], maximum_draft: int, form: str) -> None:
-    tokens, parameters = len(decisions), choice(form, maximum_draft)
+def test_layer_by_layer_is_the_same_run(decisions: list[int], max_draft_length: int, form: str) -> None:
+    tokens, parameters = len(decisions), choice(form, max_draft_length)
     one, many = (
         simulate(decode(parameters, [0], tokens), tokens, Cluster(1), COST, Lossy(1, 8, decisions), per_layer=per_layer)
         for per_layer in (False, True)
@@ -176,11 +176,11 @@ def read_by(steps: Steps, world: Lossy) -> Iterator[tuple[Forward, list[int]]]:
 
 
 @given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS), st.integers(1, 3))
-def test_what_a_model_has_read_is_the_text(decisions: list[int], maximum_draft: int, form: str, prompt: int) -> None:
+def test_what_a_model_has_read_is_the_text(decisions: list[int], max_draft_length: int, form: str, prompt: int) -> None:
     """Also behind a rollback: no model goes on from a token that was taken back."""
     tokens, world = len(decisions), Lossy(prompt, 8, decisions)
     before = [*range(prompt)]
-    for step, read in read_by(decode(choice(form, maximum_draft), before, tokens), world):
+    for step, read in read_by(decode(choice(form, max_draft_length), before, tokens), world):
         text = [*before, *world.written]
         if step.at + len(step.tokens) < prompt:
             assert read == before[:-1]
@@ -222,15 +222,15 @@ def test_thresholds_decide_where_a_model_says_numbers() -> None:
     ("given_", "message"),
     [
         ({"layers": 0}, "^layers must be between 1 and"), ({"layers": 10_001}, "^layers must be between 1 and 10000, got 10001"),
-        ({"maximum_draft": 0}, "maximum_draft must be between 1 and 250, got 0"),
-        ({"maximum_draft": 251}, "maximum_draft must be between 1 and 250, got 251"),
+        ({"max_draft_length": 0}, "max_draft_length must be between 1 and 250, got 0"),
+        ({"max_draft_length": 251}, "max_draft_length must be between 1 and 250, got 251"),
         ({"fallback_threshold": 1.1}, "fallback_threshold must be between 0 and 1, got 1.1"),
         ({"rollback_threshold": -1}, "rollback_threshold must be at least 0, got -1"),
         ({"rollback_threshold": float("nan")}, "rollback_threshold"), ({"variant": "cod"}, "unknown variant 'cod'"),
         ({"placement": "away"}, "unknown placement 'away'"), ({"draft_layers": 0}, "draft_layers must be between 1 and"),
         ({"exit_layer": 8}, "exit_layer must be between 1 and layers-1=7, got 8"), ({"exit_layer": 0}, "exit_layer"),
         ({"exit_layer": 2, "variant": "code"}, "variant must be 'paper' with an exit_layer"),
-        ({"exit_layer": 2, "placement": "apart"}, "placement must be 'together' with an exit_layer"),
+        ({"exit_layer": 2, "placement": "separate"}, "placement must be 'colocated' with an exit_layer"),
         ({"exit_layer": 2, "draft_layers": 3}, "draft_layers must be 1 with an exit_layer"),
     ],
 )  # fmt: skip
@@ -240,8 +240,8 @@ def test_what_no_choice_may_be(given_: dict[str, Any], message: str) -> None:
 
 
 def test_what_it_reserves() -> None:
-    assert [Parameters(8, placement=name).units for name in ("together", "apart")] == [1, 2]
-    assert (Parameters(8).maximum_draft, Parameters(8, 5).longest_draft, Parameters(8, 5).widest) == (10, 5, 6)
+    assert [Parameters(8, placement=name).units for name in ("colocated", "separate")] == [1, 2]
+    assert (Parameters(8).max_draft_length, Parameters(8, 5).longest_draft, Parameters(8, 5).widest) == (10, 5, 6)
     assert Parameters.roles_for({}) == ("draft",)
     assert Parameters.roles_for({"exit_layer": 2}) == ()
     assert not Parameters.EXACT
@@ -259,15 +259,15 @@ def test_one_token_asks_no_small_model_what_it_counts() -> None:
 @example([[0, 2, 0, 0, 1, 0], [1, 0, 0, 2, 0, 0], [2, 2, 2, 2, 2, 0]], 3, "code")
 @example([[0, 2, 0, 0, 1, 0], [1, 0, 0, 2, 0, 0], [2, 2, 2, 2, 2, 0]], 3, "paper")
 @given(st.lists(DECISIONS, min_size=1, max_size=3), st.integers(1, 6), st.sampled_from(FORMS))
-def test_paths_of_many_are_each_its_own(each: list[list[int]], maximum_draft: int, form: str) -> None:
+def test_paths_of_many_are_each_its_own(each: list[list[int]], max_draft_length: int, form: str) -> None:
     tokens = min(map(len, each))
     table = np.array([row[:tokens] for row in each], dtype=np.uint8).T
     chunks = (table[start : start + 4] for start in range(0, tokens - 1, 4))
     cut = (chunk[: tokens - 1 - 4 * index] for index, chunk in enumerate(chunks))
-    tally = segments(choice(form, maximum_draft), tokens, cut, prices(choice(form, maximum_draft), COST), len(each))
-    lengths = np.zeros(maximum_draft + 1)
+    tally = segments(choice(form, max_draft_length), tokens, cut, prices(choice(form, max_draft_length), COST), len(each))
+    lengths = np.zeros(max_draft_length + 1)
     for index, row in enumerate(each):
-        want = reference(row[:tokens], maximum_draft, form)
+        want = reference(row[:tokens], max_draft_length, form)
         again = sum((segment.again > 0) for segment in want)
         assert tally.time[index] == tally.busy[index] == sum(time_of(segment, form) for segment in want)
         assert tally.rounds[index] == len(want) + again
@@ -282,19 +282,21 @@ def test_paths_of_many_are_each_its_own(each: list[list[int]], maximum_draft: in
     assert tally.accepted.dtype == np.int64  # they are counted
 
 
-@pytest.mark.parametrize("maximum_draft", [1, 10, 250])
-def test_paths_look_ahead_across_tiles(maximum_draft: int) -> None:
+@pytest.mark.parametrize("max_draft_length", [1, 10, 250])
+def test_paths_look_ahead_across_tiles(max_draft_length: int) -> None:
     tokens, luck = 1500, np.random.default_rng(7)
     decisions = luck.choice(3, size=tokens, p=[0.985, 0.01, 0.005]).tolist()
-    tally = segments(choice("code", maximum_draft), tokens, tiles(decisions, 32), prices(choice("code", maximum_draft), COST), 1)
-    want = reference(decisions, maximum_draft, "code")
+    tally = segments(
+        choice("code", max_draft_length), tokens, tiles(decisions, 32), prices(choice("code", max_draft_length), COST), 1
+    )
+    want = reference(decisions, max_draft_length, "code")
     assert tally.time[0] == sum(time_of(segment, "code") for segment in want)
     assert tally.drafted[0] == sum(segment.written for segment in want)
 
 
 def test_a_price_for_every_width_and_a_link_both_ways() -> None:
     cost = UnitCost(8, cost_ratio=0.25, operations_ratio=0.5, link=0.5, verify_cost=((1, 4.0), (2, 5.0), (3, 7.0)))
-    apart, together = (prices(choice("code", 2, placement=name), cost) for name in ("apart", "together"))
+    apart, together = (prices(choice("code", 2, placement=name), cost) for name in ("separate", "colocated"))
     assert together.segment[0].tolist() == [[8, 10 + 2, 14 + 4], [8 + 2, 10 + 4, 14 + 6]]
     assert apart.segment[0].tolist() == [[8, 13, 19], [11, 15, 21]]  # without a run nothing is sent
     assert apart.segment[1].tolist() == together.segment[1].tolist() == together.segment[0].tolist()
@@ -318,8 +320,8 @@ def test_a_price_for_every_width_and_a_link_both_ways() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=4), st.integers(1, 4), st.sampled_from(FORMS)
 )
-def test_means_are_those_over_all_luck(rates: list[tuple[int, int]], maximum_draft: int, form: str) -> None:
-    tokens, parameters = len(rates) + 1, choice(form, maximum_draft)
+def test_means_are_those_over_all_luck(rates: list[tuple[int, int]], max_draft_length: int, form: str) -> None:
+    tokens, parameters = len(rates) + 1, choice(form, max_draft_length)
     f, r = (np.array([pair[which] / 4 for pair in rates]) for which in (0, 1))
     price = prices(parameters, COST)
     found = moments(parameters, tokens, Independent(f, r), price)
@@ -351,7 +353,7 @@ def test_of_records_each_is_played_once(records: list[list[int]], form: str) -> 
 
 def test_a_prediction_is_complete() -> None:
     cost = UnitCost(8, cost_ratio=0.25, operations_ratio=0.5, link=1.0, final_head=1.0)
-    apart = formulas.predict(choice("paper", 3, placement="apart"), 10, Independent(0.2, 0.1), cost)
+    apart = formulas.predict(choice("paper", 3, placement="separate"), 10, Independent(0.2, 0.1), cost)
     assert (float(apart.units), float(apart.plain_latency)) == (2, 90)
     assert {value.dtype for value in vars(apart).values()} == {np.dtype(np.float64)}
     assert np.isnan(apart.units_ratio)
@@ -418,8 +420,8 @@ def test_a_recorded_text_is_drawn_by_its_first_coin() -> None:
 
 
 @given(DECISIONS, st.integers(1, 6), st.sampled_from(FORMS))
-def test_work_is_what_the_counter_counts(decisions: list[int], maximum_draft: int, form: str) -> None:
-    tokens, parameters, luck = len(decisions), choice(form, maximum_draft), np.array(decisions)
+def test_work_is_what_the_counter_counts(decisions: list[int], max_draft_length: int, form: str) -> None:
+    tokens, parameters, luck = len(decisions), choice(form, max_draft_length), np.array(decisions)
     found = count(decode(parameters, [0], tokens), Lossy(1, 8, decisions), tokens).account.totals()
     want = work(parameters, tokens, Independent(luck == 1, luck == 2))
     assert want is not None

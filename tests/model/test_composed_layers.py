@@ -198,8 +198,8 @@ def test_attention_out_of_the_cache_is_held_to_the_memory() -> None:
 # --- layers ---
 
 
-def times(made: Profile, part: str, ways: int = 1) -> np.ndarray[Any, Any]:
-    return made.rows(part, ways)["time_s"].to_numpy()
+def times(made: Profile, part: str, tensor_parallel: int = 1) -> np.ndarray[Any, Any]:
+    return made.rows(part, tensor_parallel)["time_s"].to_numpy()
 
 
 def test_a_layer_is_its_products_and_what_lies_between() -> None:
@@ -242,20 +242,26 @@ def test_models_without_gate_rotation_or_second_norm_have_less_to_do() -> None:
         assert less[0] == pytest.approx(launches + 2 * states / composed_layers.SMALL_LANE, rel=1e-6)
 
 
-@pytest.mark.parametrize("ways", [2, 4])
-def test_a_split_layer_is_the_layer_of_what_each_device_holds(ways: int) -> None:
+@pytest.mark.parametrize("tensor_parallel", [2, 4])
+def test_a_split_layer_is_the_layer_of_what_each_device_holds(tensor_parallel: int) -> None:
     table = operations(roofline, decoded(lambda group, read, context: 1e-7 * group * read * (context + 2)))
-    split, one = composed_layers.layer(table, SMALL, [1, ways]), composed_layers.layer(table, SMALL.shard(ways))
+    split, one = (
+        composed_layers.layer(table, SMALL, [1, tensor_parallel]),
+        composed_layers.layer(table, SMALL.shard(tensor_parallel)),
+    )
     for part in ("dense", "head", "attention"):
-        assert times(split, part, ways) == pytest.approx(times(one, part))
+        assert times(split, part, tensor_parallel) == pytest.approx(times(one, part))
     for part in ("dense", "head"):
-        assert (times(split, part, ways) < times(split, part)).all()
-    assert split.ways == (1, ways)
+        assert (times(split, part, tensor_parallel) < times(split, part)).all()
+    assert split.tensor_parallel == (1, tensor_parallel)
 
 
 def test_reductions_come_along_for_the_ways_that_are_asked_for() -> None:
     rows = [{"part": "gemm", "m": 1, "n": 512, "k": 512, "time_s": 1e-5}]
-    rows += [{"part": "all_reduce", "size": 1024, "ways": ways, "time_s": 1e-6 * ways} for ways in (2, 4, 8)]
+    rows += [
+        {"part": "all_reduce", "size": 1024, "tensor_parallel": tensor_parallel, "time_s": 1e-6 * tensor_parallel}
+        for tensor_parallel in (2, 4, 8)
+    ]
     table = replace(operations(roofline), table=profile.table_of(rows))
     made = composed_layers.layer(table, SMALL, [1, 4])
     assert times(made, "all_reduce", 4).tolist() == [4e-6]
@@ -273,7 +279,7 @@ def test_what_cannot_be_composed_is_refused() -> None:
     table = operations(roofline, decoded(lambda group, read, context: 1e-6))
     with pytest.raises(ParameterError, match="encoder_layers must be 0, got 6"):
         composed_layers.layer(table, preset("t5-small"))
-    with pytest.raises(ParameterError, match="ways must divide heads=16, got 3"):
+    with pytest.raises(ParameterError, match="tensor_parallel must divide heads=16, got 3"):
         composed_layers.layer(table, SMALL, 3)
     with pytest.raises(ParameterError, match="head_dim must be one of 128, those that profile made-up has attention of, got 64"):
         composed_layers.layer(table, replace(SMALL, head_dim=64))

@@ -37,7 +37,8 @@ def profile(rows, **more):
 
 
 SPLIT = [
-    *({"part": "dense", "tokens": n, "ways": ways, "time_s": 1e-4 / ways + 1e-6 * n} for n in (1, 2, 4, 64) for ways in (1, 2)),
+    *({"part": "dense", "tokens": n, "tensor_parallel": tensor_parallel, "time_s": 1e-4 / tensor_parallel + 1e-6 * n} for n in (1,
+      2, 4, 64) for tensor_parallel in (1, 2)),
     *(
         {"part": "attention", "width": 1, "context": c, "batch": b, "time_s": 1e-5 + 1e-9 * c * b}
         for c in (128, 1024)
@@ -46,8 +47,8 @@ SPLIT = [
     *({"part": "head", "positions": n, "time_s": 3e-4 + 1e-6 * n} for n in (1, 8)),
     *({"part": "embedding", "tokens": n, "time_s": 5e-6} for n in (1, 8)),
     {"part": "step", "batch": 1, "time_s": 1e-3},
-    *({"part": "all_reduce", "size": n, "ways": 2, "time_s": 1e-5 + n * 1e-11} for n in (1024, 2**20)),
-    *({"part": "send", "size": n, "ways": 1, "time_s": 1e-5 + n * 1e-11} for n in (1024, 2**20)),
+    *({"part": "all_reduce", "size": n, "tensor_parallel": 2, "time_s": 1e-5 + n * 1e-11} for n in (1024, 2**20)),
+    *({"part": "send", "size": n, "tensor_parallel": 1, "time_s": 1e-5 + n * 1e-11} for n in (1024, 2**20)),
 ]  # fmt: skip
 
 
@@ -93,18 +94,18 @@ def test_far_from_the_ridge_only_one_peak_matters():
 
 
 @given(st.sampled_from([2, 4, 8]), WIDTHS, CONTEXTS)
-def test_devices_that_share_a_layer_do_no_less_together(ways, width, context):
-    split = replace(A100, ways=ways)
+def test_devices_that_share_a_layer_do_no_less_together(tensor_parallel, width, context):
+    split = replace(A100, tensor_parallel=tensor_parallel)
     whole, part = float(A100.layer(width, context).seconds), float(split.layer(width, context).seconds)
-    assert part * ways > whole  # launching and reductions are not shared
+    assert part * tensor_parallel > whole  # launching and reductions are not shared
     joining = 2 * float(split.all_reduce(width * SHAPE.hidden * 2))
     assert part > joining
 
 
 @given(WIDTHS, CONTEXTS, BATCHES, st.sampled_from([1, 2, 4]), st.sampled_from(["llama-2-13b", "llama-2-70b", "opt-1.3b"]))
-def test_the_bound_of_a_layer_is_reading_each_operand_once_or_its_arithmetic(width, context, batch, ways, name):
-    bound = Roofline(preset(name), 2e12, 3e14, PEAKS, ways)
-    part, tokens = preset(name).shard(ways), width * batch
+def test_the_bound_of_a_layer_is_reading_each_operand_once_or_its_arithmetic(width, context, batch, tensor_parallel, name):
+    bound = Roofline(preset(name), 2e12, 3e14, PEAKS, tensor_parallel)
+    part, tokens = preset(name).shard(tensor_parallel), width * batch
     products = 0.0
     for inputs, outputs in part.matrices:
         read = 2 * (inputs * outputs + tokens * (inputs + outputs))  # weights, and states in and out
@@ -115,7 +116,7 @@ def test_the_bound_of_a_layer_is_reading_each_operand_once_or_its_arithmetic(wid
     read = 2 * 2 * part.kv_heads * part.head_dim * batch * (context + width)
     attention = max(read / 2e12, 2 * 2 * part.heads * part.head_dim * batch * met / 3e14)
     assert float(bound.attention(width, context, batch)) == pytest.approx(attention, rel=1e-12)
-    joining = 0 if ways == 1 else 2 * float(bound.all_reduce(2 * tokens * part.hidden))
+    joining = 0 if tensor_parallel == 1 else 2 * float(bound.all_reduce(2 * tokens * part.hidden))
     assert float(bound.layer(width, context, batch).seconds) == pytest.approx(products + attention + joining, rel=1e-12)
 
 
@@ -181,7 +182,7 @@ def test_a_gate_is_one_more_state_for_the_activation_to_read():
 
 
 def test_what_moves_over_a_link_waits_for_it_and_what_is_embedded_is_read():
-    cost = replace(A100, link=1e9, latency=0.5, ways=4)
+    cost = replace(A100, link=1e9, latency=0.5, tensor_parallel=4)
     assert float(cost.transfer(2e9).seconds) == 2.5
     # Around a ring of four each sends and receives all but its own quarter, twice.
     assert float(cost.all_reduce(2e9)) == pytest.approx(2e9 * 2 * 3 / 4 / 1e9 + 0.5)
@@ -208,7 +209,7 @@ def test_what_is_assumed_of_a_device_is_possible():
     for name in ("launch", "attention_launch"):
         assert 1e-6 < getattr(got, name) < 20e-6, name
     assert 0 < got.error < got.attention_error < 0.5
-    assert (A100.link, A100.latency, A100.ways) == (50e9, 10e-6, 1)
+    assert (A100.link, A100.latency, A100.tensor_parallel) == (50e9, 10e-6, 1)
     assert A100.provenance == "assumed efficiencies of published peaks"
 
 
@@ -219,8 +220,8 @@ def test_what_is_assumed_of_a_device_is_possible():
         ({"rate": 0.5}, "rate must be at least 1, got 0.5"),
         ({"link": 0}, "link must be at least 1, got 0"),
         ({"latency": -0.5}, "latency must be at least 0, got -0.5"),
-        ({"ways": 0}, "ways must be at least 1, got 0"),
-        ({"ways": 3}, "ways must divide heads=40, got 3"),
+        ({"tensor_parallel": 0}, "tensor_parallel must be at least 1, got 0"),
+        ({"tensor_parallel": 3}, "tensor_parallel must divide heads=40, got 3"),
     ],
 )
 def test_a_roofline_says_what_it_refuses(more, message):
@@ -259,15 +260,15 @@ def test_a_pass_is_the_sum_of_what_was_measured():
 
 
 def test_layers_split_over_devices_have_their_own_times_and_two_reductions():
-    one, two = ProfileCosts(profile(SPLIT)), ProfileCosts(profile(SPLIT), ways=2)
+    one, two = ProfileCosts(profile(SPLIT)), ProfileCosts(profile(SPLIT), tensor_parallel=2)
     size = 4 * one.shape.hidden * 2
     reduction = float(two.surface("all_reduce")(size).seconds)
     # Half of the cache for each: what a batch of half as many takes.
     attention = float(one.attention(1, 128, 4 / 2).seconds)
     assert float(two.layer(1, 128, 4).seconds) == pytest.approx(1e-4 / 2 + 4e-6 + attention + 2 * reduction)
     assert float(two.head(8).seconds) == pytest.approx(float(one.head(8).seconds) / 2)
-    with pytest.raises(ParameterError, match="ways must be one of 1, 2, what profile tiny has, got 4"):
-        ProfileCosts(profile(SPLIT), ways=4)
+    with pytest.raises(ParameterError, match="tensor_parallel must be one of 1, 2, what profile tiny has, got 4"):
+        ProfileCosts(profile(SPLIT), tensor_parallel=4)
 
 
 def test_whole_layers_are_looked_up_by_how_busy_the_host_is():
@@ -329,7 +330,7 @@ def test_the_papers_assumption_takes_layers_and_nothing_else():
     assert found.seconds.tolist() == [[0.001] * 2] * 3
     assert found.error.tolist() == [[0] * 2] * 3
     assert cost.layer(1, 0).seconds.shape == ()
-    assert (cost.ways, cost.provenance) == (1, "assumed")
+    assert (cost.tensor_parallel, cost.provenance) == (1, "assumed")
     with pytest.raises(ParameterError, match=r"^seconds_per_layer must be at least 0, got -0\.5$"):
         UniformLayers(SHAPE, -0.5)
 
@@ -400,12 +401,14 @@ class Twice(UniformLayers):
     """A pass over more than one token takes twice as long up to a batch of 5, and a little longer beyond."""
 
     def layer(self, width, context, batch=1, *, busy=0):
-        return Estimate(np.where(np.asarray(width) > 1, np.where(np.asarray(batch) > self.ways, 2.001, 2.0), 1.0), np.asarray(0.0))
+        return Estimate(
+            np.where(np.asarray(width) > 1, np.where(np.asarray(batch) > self.tensor_parallel, 2.001, 2.0), 1.0), np.asarray(0.0)
+        )
 
 
 @pytest.mark.parametrize("last", [0, 1, 5, 1023, 1024, 2000])
 def test_exactly_twice_is_still_nearly_free(last):
-    found = Twice(SHAPE, 0.0, ways=last)
+    found = Twice(SHAPE, 0.0, tensor_parallel=last)
     assert cost_models.largest_batch(found, 512, 8) == min(last, 1024)
     assert cost_models.largest_batch(found, 512, 8, most=3) == min(last, 3)
 
@@ -422,11 +425,11 @@ def test_what_fits_exactly_is_not_refused():
         cost_models.refuse_too_large(DeviceMemory(6e9, 4.1e9, 10e9), "a100")
     assert str(caught.value) == (
         "weights (6.0 GB) and cache (4.1 GB) must be at most the 10.0 GB of a100, got 10.1 GB;"
-        " take a smaller batch, context or model, more ways, or another device"
+        " take a smaller batch, context or model, a larger tensor_parallel, or another device"
     )
     assert DeviceMemory(6e9, 4e9, 0).share == float("inf")
     assert memory(SHAPE, 80e9, context=9).cache == SHAPE.cache_bytes() * 9
-    assert memory(SHAPE, 80e9, context=9) == memory(SHAPE, 80e9, context=9, batch=1, ways=1)
+    assert memory(SHAPE, 80e9, context=9) == memory(SHAPE, 80e9, context=9, batch=1, tensor_parallel=1)
 
 
 def test_the_largest_batch_is_the_last_at_which_width_is_nearly_free():
@@ -444,7 +447,7 @@ def test_memory_is_weights_and_cache(name, context, batch):
     found = memory(shape, 80e9, context=context, batch=batch)
     assert found.weights == shape.parameters * 2
     assert found.cache == 2 * 2 * shape.layers * shape.kv_heads * shape.head_dim * context * batch
-    split = memory(shape, 80e9, context=context, batch=batch, ways=8)
+    split = memory(shape, 80e9, context=context, batch=batch, tensor_parallel=8)
     assert split.needed < found.needed
     beside = memory(shape, 80e9, context=context, batch=batch, also=(preset("llama-68m"),))
     assert beside.weights - found.weights == preset("llama-68m").parameters * 2

@@ -91,7 +91,7 @@ def times(choice: Parameters, rounds: list[Round], cost: UnitCost) -> tuple[floa
     assert medium is not None
     widths = [1.0] * 300 if curve is None else np.interp(np.arange(1, 300), *zip(*curve, strict=True)) / curve[0][1]
     busy = sum(cost.layers * (each.small * small + each.medium * medium + widths[each.offered]) for each in rounds)
-    moves = sum(each.moves for each in rounds) if choice.placement == "apart" else 0
+    moves = sum(each.moves for each in rounds) if choice.placement == "separate" else 0
     return busy + moves * cost.link, busy
 
 
@@ -113,7 +113,7 @@ def runs(coins: list[bool]) -> list[int]:
 def decodings(draw: st.DrawFn) -> tuple[Parameters, int, UnitCost, int, float, float]:
     choice = chosen(
         draw(st.sampled_from(READINGS)), draw(st.integers(1, 5)), draw(st.integers(0, 4)), sampled=draw(st.booleans()),
-        placement=draw(st.sampled_from(["together", "apart"])), draft_layers=draw(st.integers(1, 3)),
+        placement=draw(st.sampled_from(["colocated", "separate"])), draft_layers=draw(st.integers(1, 3)),
         medium_layers=draw(st.integers(1, 3)),
     )  # fmt: skip
     ratio = st.sampled_from([0.0, 0.25, 0.5, 1.5])
@@ -202,7 +202,7 @@ def test_three_units_have_a_model_each() -> None:
     drafts = {"medium": DraftOutcomes("target", [9] * 9), "draft": DraftOutcomes("medium", [0] * 9)}
     cost = UnitCost(4, cost_ratio=0.25, medium_cost_ratio=0.5)
     for reading in READINGS:
-        steps = decode(chosen(reading, 2, placement="apart"), [0], 5)
+        steps = decode(chosen(reading, 2, placement="separate"), [0], 5)
         run = simulate(steps, 5, Cluster(3), cost, World(1, 4, drafts=drafts), record=True)
         assert {(each.unit, each.last, each.end - each.start) for each in run.intervals} == {(0, 4, 4.0), (1, 1, 2.0), (2, 1, 1.0)}
         assert run.peak_units == 1
@@ -282,7 +282,7 @@ def check_moments(choice: Parameters, tokens: int, large: Any, medium: Any) -> N
 @pytest.mark.parametrize("medium", MEDIUM, ids=lambda law: type(law).__name__)
 @pytest.mark.parametrize("large", LARGE, ids=lambda law: type(law).__name__)
 def test_the_formula_is_the_mean_over_every_path(reading: str, large: Any, medium: Any) -> None:
-    check_moments(chosen(reading, 2, 1, placement="apart"), 6, large, medium)
+    check_moments(chosen(reading, 2, 1, placement="separate"), 6, large, medium)
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -290,7 +290,7 @@ def test_the_formula_is_the_mean_over_every_path(reading: str, large: Any, mediu
 def test_other_lengths_of_drafts(reading: str, gamma: int) -> None:
     for tokens in (1, 2, 5, 6):
         check_moments(chosen(reading, gamma, 2), tokens, Iid(0.7), Iid(0.8))
-    check_moments(chosen(reading, gamma, 2, placement="apart"), 6, Markov(0.6, 0.3), Markov(0.6, 0.3))
+    check_moments(chosen(reading, gamma, 2, placement="separate"), 6, Markov(0.6, 0.3), Markov(0.6, 0.3))
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -301,7 +301,7 @@ def test_laws_of_rounds(reading: str) -> None:
 def test_predict_says_what_the_moments_do() -> None:
     cost = UnitCost(40, cost_ratio=0.1, medium_cost_ratio=0.4, link=2.0)
     laws = {"accept": Iid(0.7), "medium_accept": Iid(0.9)}
-    for choice, units in ((chosen("reuse", 3), 1), (chosen("reuse", 3, placement="apart"), 3)):
+    for choice, units in ((chosen("reuse", 3), 1), (chosen("reuse", 3, placement="separate"), 3)):
         found, expected = hierarchical.predict(choice, 30, laws, cost), moments(choice, 30, Iid(0.7), Iid(0.9), cost)
         assert (float(found.latency), float(found.latency_variance)) == (expected.time, expected.variance)
         assert (float(found.busy), found.rounds, found.drafted) == (expected.busy, expected.rounds, expected.drafted)
@@ -309,7 +309,7 @@ def test_predict_says_what_the_moments_do() -> None:
         assert (float(found.units), float(found.plain_latency)) == (units, 30 * 40)
         assert float(found.units_ratio) == 1.0 if units == 1 else np.isnan(found.units_ratio)
     free = UnitCost(40, cost_ratio=0.1, medium_cost_ratio=0.4)
-    assert float(hierarchical.predict(chosen("bonus", 3, placement="apart"), 30, laws, free).units_ratio) == 1.0
+    assert float(hierarchical.predict(chosen("bonus", 3, placement="separate"), 30, laws, free).units_ratio) == 1.0
 
 
 def test_sure_coins_leave_no_variance_and_rounding_none_below_zero() -> None:

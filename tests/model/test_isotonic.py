@@ -70,10 +70,17 @@ def made(rows: list[dict[str, object]]) -> Profile:
 def test_a_time_that_was_moved_says_by_how_much(rows: list[tuple[float, float, float]]) -> None:
     """What was measured, and its quartiles, lie between the low and the high of what stands for it, as far on either side."""
     table = [
-        {"part": "dense", "tokens": at, "ways": 2, "time_s": time, "low_s": time * (1 - low), "high_s": time * (1 + high)}
+        {
+            "part": "dense",
+            "tokens": at,
+            "tensor_parallel": 2,
+            "time_s": time,
+            "low_s": time * (1 - low),
+            "high_s": time * (1 + high),
+        }
         for at, (time, low, high) in enumerate(rows, start=1)
     ]
-    before = made([*table, {"part": "dense", "tokens": 1, "ways": 4, "time_s": 1.0}])
+    before = made([*table, {"part": "dense", "tokens": 1, "tensor_parallel": 4, "time_s": 1.0}])
     after = isotonic.profile(before)
     ours, theirs = (each.rows("dense", 2) for each in (after, before))
     assert (np.diff(ours["time_s"].to_numpy()) >= 0).all()
@@ -91,7 +98,7 @@ def test_a_time_that_was_moved_says_by_how_much(rows: list[tuple[float, float, f
 def test_parts_that_may_be_shorter_with_more_are_left_alone() -> None:
     """How long after the last pass one begins is no amount of work."""
     rows = [{"part": "dense", "tokens": 1, "time_s": 1.0}]
-    rows += [{"part": "after", "gap": gap, "time_s": time} for gap, time in ((-5, 3.0), (0, 2.0), (9, 1.0))]
+    rows += [{"part": "after_gap", "gap": gap, "time_s": time} for gap, time in ((-5, 3.0), (0, 2.0), (9, 1.0))]
     before = made(rows)
     assert isotonic.profile(before).table.equals(before.table)
     assert replace(before, notes=()).notes == isotonic.profile(before).notes

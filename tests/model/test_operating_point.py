@@ -26,7 +26,7 @@ class Made:
     dip: int = 0
     """A width at which a pass takes less than over one token fewer."""
     off: float = 0.01
-    ways: int = 1
+    tensor_parallel: int = 1
     provenance: str = "assumed"
 
     def layer(self, width, context, batch=1, *, busy=0):

@@ -35,9 +35,9 @@ def test_no_weight_comes_faster_than_memory_gives_it() -> None:
     with pytest.raises(ParameterError, match=r"layer at width 1, context 0, batch 1: .*\(memory\)"):
         physical_limits.check(of_layer(least * 0.999), SEVEN)
     physical_limits.check(of_layer(least * 0.999), SEVEN, tolerance=0.01)
-    physical_limits.check(of_layer(least / 4, row={"ways": 4}), replace(SEVEN))  # four devices read it together
+    physical_limits.check(of_layer(least / 4, row={"tensor_parallel": 4}), replace(SEVEN))  # four devices read it together
     with pytest.raises(ParameterError, match="memory"):
-        physical_limits.check(of_layer(least / 4.1, row={"ways": 4}), SEVEN)
+        physical_limits.check(of_layer(least / 4.1, row={"tensor_parallel": 4}), SEVEN)
 
 
 def test_a_cache_spares_what_it_holds_and_no_more() -> None:

@@ -105,16 +105,16 @@ def test_the_latency_and_units_quoted_in_the_paper(
     data_set: str, candidates: int, head: str, latency: float, units: float
 ) -> None:
     p = rate(data_set, candidates, head)
-    assert round(float(ppd.normalized_latency(p)), 3) == latency
-    assert round(float(ppd.mean_units(p, candidates)), 3) == units
+    assert round(float(ppd.relative_latency(p)), 3) == latency
+    assert round(float(ppd.mean_busy_units(p, candidates)), 3) == units
 
 
 def test_34_percent_and_3_2_times_the_units_are_not_of_one_formula() -> None:
     """Figure 3 says 34 % at 3.2 times the compute: the first is Eq. 3, the second what 16 tokens take."""
     p = rate("squad", 3, "trained")
     assert p == 0.6837
-    assert round(100 * (1 - float(ppd.normalized_latency(p))), 1) == 34.2
-    assert round(float(ppd.mean_units(p, 3)), 3) == 3.279
+    assert round(100 * (1 - float(ppd.relative_latency(p))), 1) == 34.2
+    assert round(float(ppd.mean_busy_units(p, 3)), 3) == 3.279
     latency, compute = ppd.expected_latency(40, 20, 16, p), ppd.expected_compute(40, 20, 16, p, 3)
     assert round(100 * (1 - float(latency) / 640), 1) == 32.0
     assert round(float(compute / latency), 4) == 3.2075
@@ -138,7 +138,7 @@ def test_the_mean_ratio_is_above_the_ratio_of_means_and_both_are_below_equation_
     exact = float(ppd.expected_units_ratio(40, 20, tokens, p, 3))
     assert (round(ratio, digits), round(exact, digits)) == (of_means, mean)
     assert ratio <= exact + 1e-12
-    assert exact < float(ppd.mean_units(p, 3))
+    assert exact < float(ppd.mean_busy_units(p, 3))
     assert (exact - ratio > 1e-6) == (tokens > 1)
 
 
@@ -148,10 +148,10 @@ def test_equations_3_5_and_6_are_the_limits_of_theorem_4_1(p: float, k: int) -> 
     """At a million tokens the exact expressions have come within d/l of them."""
     n, d = 10**6, 40
     latency, compute = float(ppd.expected_latency(d, d // 2, n, p)), float(ppd.expected_compute(d, d // 2, n, p, k))
-    assert latency / (n * d) == pytest.approx(float(ppd.normalized_latency(p)), rel=2e-6)
-    assert compute / latency == pytest.approx(float(ppd.mean_units(p, k)), rel=2e-6)
+    assert latency / (n * d) == pytest.approx(float(ppd.relative_latency(p)), rel=2e-6)
+    assert compute / latency == pytest.approx(float(ppd.mean_busy_units(p, k)), rel=2e-6)
     assert compute / (n * d) == pytest.approx(float(ppd.compute_per_token(p, k)), rel=2e-6)
-    assert ppd.mean_units(p, k) == pytest.approx(ppd.compute_per_token(p, k) / ppd.normalized_latency(p))
+    assert ppd.mean_busy_units(p, k) == pytest.approx(ppd.compute_per_token(p, k) / ppd.relative_latency(p))
 
 
 def test_nested_compute_is_not_theorem_4_1_below_the_half() -> None:
@@ -430,7 +430,7 @@ def test_everything_broadcasts() -> None:
     assert ppd.expected_latency([40, 32], 20, 16, 0.5).shape == (2,)
     assert ppd.expected_latency(40, 20, [1, 2, 3], 0.5).shape == (3,)
     assert ppd.expected_runs([[1], [2]], [0.1, 0.2]).shape == (2, 2)
-    assert ppd.mean_units([0.1, 0.2], [[1], [2], [3]]).shape == (3, 2)
+    assert ppd.mean_busy_units([0.1, 0.2], [[1], [2], [3]]).shape == (3, 2)
     assert ppd.compute_per_token([0.1, 0.2], [[1], [2], [3]]).shape == (3, 2)
     assert ppd.nested_waste([40, 30], 10, [[1], [2]]).shape == (2, 2)
     assert ppd.nested_units([40, 30], 10, [[1], [2]]).tolist() == [[4, 3], [15, 7]]
@@ -624,7 +624,7 @@ def test_errors_name_the_value_and_the_bound(change: dict[str, Any], message: st
         with pytest.raises(ParameterError, match=message):
             latency(**wanted)
     if set(change) == {"match_rate"}:
-        for of_rate in (lambda p: ppd.mean_units(p, 1), lambda p: ppd.compute_per_token(p, 1), ppd.normalized_latency,
+        for of_rate in (lambda p: ppd.mean_busy_units(p, 1), lambda p: ppd.compute_per_token(p, 1), ppd.relative_latency,
                         lambda p: ppd.expected_runs(5, p), lambda p: ppd.latency_of_gaps(40, 20, 5, p)):  # fmt: skip
             with pytest.raises(ParameterError, match=message):
                 of_rate(change["match_rate"])
@@ -645,7 +645,7 @@ def test_the_cost_must_be_that_of_as_many_layers(form: str) -> None:
 
 
 def test_candidates_and_tokens_are_checked_everywhere() -> None:
-    for of_candidates in (lambda k: ppd.mean_units(0.5, k), lambda k: ppd.compute_per_token(0.5, k),
+    for of_candidates in (lambda k: ppd.mean_busy_units(0.5, k), lambda k: ppd.compute_per_token(0.5, k),
                           lambda k: ppd.nested_units(4, 2, k), lambda k: ppd.nested_waste(4, 2, k)):  # fmt: skip
         with pytest.raises(ParameterError, match="candidates must be at least 1, got 0"):
             of_candidates(0)

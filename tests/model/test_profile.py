@@ -64,14 +64,14 @@ def test_any_times_come_back_to_the_last_bit(tmp_path_factory, data):
 
 
 def test_coverage_and_rows():
-    one = made([*ROWS, {"part": "dense", "ways": 2, "tokens": 3, "time_s": 1e-4}])
+    one = made([*ROWS, {"part": "dense", "tensor_parallel": 2, "tokens": 3, "time_s": 1e-4}])
     assert one.parts == ("layer", "dense", "head")
-    assert one.ways == (1, 2)
+    assert one.tensor_parallel == (1, 2)
     assert one.coverage() == (
         "layer (width 1 to 8, context 0 to 512, batch 1); dense (tokens 3); head (positions 1 to 8)"
     )
     assert one.rows("dense").height == 0
-    assert one.rows("dense", ways=2).columns == ["tokens", "time_s", "low_s", "high_s"]
+    assert one.rows("dense", tensor_parallel=2).columns == ["tokens", "time_s", "low_s", "high_s"]
 
 
 def spoiled(row, **more):
@@ -91,7 +91,7 @@ def spoiled(row, **more):
         (spoiled(3, width=0), "row 4, column width: must be a number of at least 1, got 0.0"),
         (spoiled(3, width=None), "row 4, column width: must be a number of at least 1, got nan"),
         (spoiled(3, busy=-1), "row 4, column busy: must be a number of at least 0, got -1.0"),
-        (spoiled(3, ways=0), "row 4, column ways: must be a number of at least 1, got 0.0"),
+        (spoiled(3, tensor_parallel=0), "row 4, column tensor_parallel: must be a number of at least 1, got 0.0"),
         (spoiled(3, width=1), "row 4: part layer has its point more than once; keep the median of its repeats"),
         (spoiled(3, low_s=1.0), "row 4, column time_s: must be between low_s=1 and high_s=0.0001"),
         (spoiled(3, part="leyer"), "row 4: unknown part 'leyer'; did you mean layer?"),
@@ -160,7 +160,7 @@ def written(tmp_path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"schema_version": 2}, f"tiny.json: schema_version must be {SCHEMA_VERSION}, got 2; import or measure it again"),
+        ({"schema_version": 99}, f"tiny.json: schema_version must be {SCHEMA_VERSION}, got 99; import or measure it again"),
         ({"schema_version": ...}, "tiny.json: it is not a profile: schema_version is missing"),
         ({"device": ...}, "tiny.json: device is missing"),
         ({"colour": 1}, "tiny.json: unknown key colour; did you mean columns?"),
@@ -240,7 +240,7 @@ def refusal(make, *args, **more):
 
 
 def test_units_axes_and_words_are_those_of_the_table_in_the_documentation():
-    """A row for each part, `ways` and `busy` beside its axes; seconds, bytes, and counts without a unit."""
+    """A row for each part, `tensor_parallel` and `busy` beside its axes; seconds, bytes, and counts without a unit."""
     rows = [line for line in (profile.__doc__ or "").split("=\n")[2].splitlines() if not line.startswith("=")]
     said: dict[str, list[str]] = {}
     for line in rows:
@@ -249,7 +249,7 @@ def test_units_axes_and_words_are_those_of_the_table_in_the_documentation():
         said.setdefault(part, []).extend(axes.split(", ") if axes else [])
     assert {part: tuple(axes) for part, axes in said.items()} == AXES
     axes = {axis for each in AXES.values() for axis in each}
-    counted = dict.fromkeys(axes | {"ways", "busy", "repeats"}, "1")
+    counted = dict.fromkeys(axes | {"tensor_parallel", "busy", "repeats"}, "1")
     assert counted | {"size": "bytes", "gap": "us", "part": "name"} | dict.fromkeys(("time_s", "low_s", "high_s"), "s") == UNITS
     assert profile.KINDS == {"model": ("layer", "dense"), "operations": ("gemm",), "links": ("send", "all_reduce")}
 
@@ -272,7 +272,7 @@ def test_each_kind_needs_one_of_its_parts(kind, part):
 def test_each_part_goes_by_its_axes_and_may_take_no_time_unless_it_is_much(part):
     rows = [row_of("layer", width=9), row_of("gemm", m=9), row_of("send", size=9)]
     made([*rows, row_of(part)])
-    for axis in ("ways", "busy", *AXES[part]):
+    for axis in ("tensor_parallel", "busy", *AXES[part]):
         least = -(10**9) if axis == "gap" else 0 if axis in ("busy", "context") else 1
         made([*rows, row_of(part, **{axis: least})])
         assert refusal(made, [*rows, row_of(part, **{axis: least - 1})]) == (
@@ -304,13 +304,13 @@ def test_each_part_goes_by_its_axes_and_may_take_no_time_unless_it_is_much(part)
 
 
 def test_a_point_is_the_same_only_over_as_many_devices_and_busy_units():
-    rows = [row_of("dense", ways=ways, busy=busy) for ways in (1, 2) for busy in (0, 1)]
+    rows = [row_of("dense", tensor_parallel=tensor_parallel, busy=busy) for tensor_parallel in (1, 2) for busy in (0, 1)]
     one = made([*rows, row_of("dense", tokens=3)])
-    assert one.ways == (1, 2)
-    assert one.coverage() == "dense (tokens 2 to 3, ways 1/2, busy 0/1)"
+    assert one.tensor_parallel == (1, 2)
+    assert one.coverage() == "dense (tokens 2 to 3, tensor_parallel 1/2, busy 0/1)"
     assert one.rows("dense").height == 2
-    assert one.rows("dense", 2).height == one.rows("dense", 1, 1).height == one.rows("dense", ways=2, busy=1).height == 1
-    assert made([*rows, row_of("head", ways=4), row_of("step", ways=8)]).ways == (1, 2)
+    assert one.rows("dense", 2).height == one.rows("dense", 1, 1).height == one.rows("dense", tensor_parallel=2, busy=1).height == 1
+    assert made([*rows, row_of("head", tensor_parallel=4), row_of("step", tensor_parallel=8)]).tensor_parallel == (1, 2)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=9))
@@ -359,26 +359,26 @@ def test_rows_are_a_parts_axes_and_times_and_none_where_it_has_none():
 def test_what_a_table_of_rows_leaves_out():
     """Times are their own quartiles, of one repeat, on one device of a host that has nothing else to do."""
     table = table_of([{"part": "head", "time_s": 2.0, "positions": 3}, {"part": "step", "time_s": 1.0, "batch": 7, "repeats": 9}])
-    alone = {"ways": 1, "busy": 0}
+    alone = {"tensor_parallel": 1, "busy": 0}
     assert table.rows(named=True) == [
         alone | {"part": "head", "positions": 3, "batch": None, "time_s": 2.0, "low_s": 2.0, "high_s": 2.0, "repeats": 1},
         alone | {"part": "step", "positions": None, "batch": 7, "time_s": 1.0, "low_s": 1.0, "high_s": 1.0, "repeats": 9},
     ]
     whole, real, text = pl.Int64, pl.Float64, pl.String
     assert dict(table.schema) == {
-        "part": text, "ways": whole, "busy": whole, "batch": whole, "positions": whole,
+        "part": text, "tensor_parallel": whole, "busy": whole, "batch": whole, "positions": whole,
         "time_s": real, "low_s": real, "high_s": real, "repeats": whole,
     }  # fmt: skip
-    assert table_of([]).columns == ["part", "ways", "busy", "time_s", "low_s", "high_s", "repeats"]
+    assert table_of([]).columns == ["part", "tensor_parallel", "busy", "time_s", "low_s", "high_s", "repeats"]
     assert refusal(table_of, [{"part": "head", "time_s": 2.0, "zeal": 1, "kind": 3}]) == (
-        "unknown column 'kind'; known: busy, high_s, low_s, part, repeats, time_s, ways"
+        "unknown column 'kind'; known: busy, high_s, low_s, part, repeats, tensor_parallel, time_s"
     )
 
 
-@pytest.mark.parametrize("name", ["part", "ways", "busy", "time_s", "low_s", "high_s", "repeats"])
+@pytest.mark.parametrize("name", ["part", "tensor_parallel", "busy", "time_s", "low_s", "high_s", "repeats"])
 def test_columns_that_lack_or_hold_something_else(name):
     assert refusal(made, table=table_of(ROWS).drop(name)) == (
-        f"column {name} is missing; a profile has part, ways, busy, axes and time_s, low_s, high_s"
+        f"column {name} is missing; a profile has part, tensor_parallel, busy, axes and time_s, low_s, high_s"
     )
     held, other = ("names", pl.lit(1)) if name == "part" else ("numbers", pl.lit("x"))
     got = "Int32" if name == "part" else "String"

@@ -28,12 +28,15 @@ POINTS = {
 
 
 def profile(*parts: Any, **more: Any) -> Profile:
-    """A profile of the small Llama, of so many parts over so many ways: every time is another."""
+    """A profile of the small Llama, of so many parts for so many values of tensor_parallel: every time is another."""
     rows = []
-    for part, ways, busy in (((each, 1, 0) if isinstance(each, str) else each) for each in parts):
+    for part, tensor_parallel, busy in (((each, 1, 0) if isinstance(each, str) else each) for each in parts):
         for at, point in enumerate(POINTS[part]):
-            time = 1e-3 * (1 + [*POINTS].index(part)) * (1 + 0.1 * at) / ways**0.5 * (1 + busy)
-            rows.append({"part": part, "ways": ways, "busy": busy, "time_s": time} | dict(zip(AXES[part], point, strict=True)))
+            time = 1e-3 * (1 + [*POINTS].index(part)) * (1 + 0.1 * at) / tensor_parallel**0.5 * (1 + busy)
+            rows.append(
+                {"part": part, "tensor_parallel": tensor_parallel, "busy": busy, "time_s": time}
+                | dict(zip(AXES[part], point, strict=True))
+            )
     said: dict[str, Any] = {
         "name": "tiny", "device": "here", "model": "llama-68m", "dtype": "bfloat16", "engine": "none", "mode": "eager",
         "kind": "model", "provenance": "measured", "date": "2026-11-21", "bandwidth": 1e11, "rate": 1e13, "cache_bytes": 1e6,
@@ -46,8 +49,8 @@ SPLIT = ("dense", "attention", "head", "embedding", "step", "send")
 BOTH = (*SPLIT, ("dense", 2, 0), ("all_reduce", 2, 0))
 
 
-def seconds(part: str, at: int, ways: int = 1, busy: int = 0) -> float:
-    return 1e-3 * (1 + [*POINTS].index(part)) * (1 + 0.1 * at) / ways**0.5 * (1 + busy)
+def seconds(part: str, at: int, tensor_parallel: int = 1, busy: int = 0) -> float:
+    return 1e-3 * (1 + [*POINTS].index(part)) * (1 + 0.1 * at) / tensor_parallel**0.5 * (1 + busy)
 
 
 def test_measured_points_of_every_part_come_back_to_the_last_bit() -> None:
@@ -63,7 +66,7 @@ def test_measured_points_of_every_part_come_back_to_the_last_bit() -> None:
     assert (float(cost.step().seconds), float(cost.step().error)) == (seconds("step", 0), 0)
     # A device of its own has nothing to join.
     assert float(ProfileCosts(profile(*SPLIT, "all_reduce")).layer(1, 0).seconds) == float(cost.layer(1, 0).seconds)
-    assert (cost.ways, cost.shape, cost.missing) == (1, SHAPE, ())
+    assert (cost.tensor_parallel, cost.shape, cost.missing) == (1, SHAPE, ())
 
 
 def test_whole_layers_are_those_of_their_business() -> None:
@@ -85,47 +88,47 @@ def test_what_a_profile_lacks_takes_no_time_and_is_said() -> None:
     assert whole.missing == ("head", "embedding", "step", "send")
     for found in (whole.head(1), whole.embedding(1), whole.step(), whole.transfer(1), whole.attention(1, 0)):
         assert found is NONE
-    products = ProfileCosts(profile("dense", ("dense", 2, 0), "step"), ways=2)
+    products = ProfileCosts(profile("dense", ("dense", 2, 0), "step"), tensor_parallel=2)
     assert products.missing == ("head", "embedding", "send", "all_reduce", "attention")
-    assert float(products.layer(1, 0).seconds) == seconds("dense", 0, ways=2)
+    assert float(products.layer(1, 0).seconds) == seconds("dense", 0, tensor_parallel=2)
     assert products.head(1) is NONE
     assert ProfileCosts(profile("dense", "step")).missing == ("head", "embedding", "send", "attention")
 
 
 def test_parts_of_a_split_layer_that_were_not_measured_are_those_of_a_whole_one() -> None:
-    one, two = ProfileCosts(profile(*BOTH)), ProfileCosts(profile(*BOTH), ways=2)
+    one, two = ProfileCosts(profile(*BOTH)), ProfileCosts(profile(*BOTH), tensor_parallel=2)
     size = 4 * SHAPE.hidden * SHAPE.bytes_each
     reduction = float(two.surface("all_reduce")(size).seconds)  # type: ignore[misc]
     # Half of the keys and values each: as many bytes as whole layers of half as many texts.
     half = float(one.attention(1, 1024, 2).seconds)
     assert float(two.attention(1, 1024, 4).seconds) == half
     assert float(two.attention(1, 0).seconds) == float(one.attention(1, 0, 0.5).seconds)
-    assert float(two.layer(1, 1024, 4).seconds) == pytest.approx(seconds("dense", 1, ways=2) + half + 2 * reduction)
+    assert float(two.layer(1, 1024, 4).seconds) == pytest.approx(seconds("dense", 1, tensor_parallel=2) + half + 2 * reduction)
     # Half of the vocabulary each; embedding, a step and a transfer are what they are.
     assert float(two.head(8).seconds) == seconds("head", 1) / 2
     assert float(two.embedding(8).seconds) == seconds("embedding", 1)
     assert float(two.step(8).seconds) == seconds("step", 1)
     assert float(two.transfer(2**20).seconds) == seconds("send", 1)
-    own = ProfileCosts(profile(*BOTH, ("attention", 2, 0), ("head", 2, 0), ("step", 2, 0)), ways=2)
-    assert float(own.attention(1, 1024, 4).seconds) == seconds("attention", 5, ways=2)
-    assert float(own.head(8).seconds) == seconds("head", 1, ways=2)
-    assert float(own.step(8).seconds) == seconds("step", 1, ways=2)
-    assert own.surface("head", ways=1)(8).seconds == seconds("head", 1)  # type: ignore[misc]
-    assert one.surface("head", ways=2) is None
+    own = ProfileCosts(profile(*BOTH, ("attention", 2, 0), ("head", 2, 0), ("step", 2, 0)), tensor_parallel=2)
+    assert float(own.attention(1, 1024, 4).seconds) == seconds("attention", 5, tensor_parallel=2)
+    assert float(own.head(8).seconds) == seconds("head", 1, tensor_parallel=2)
+    assert float(own.step(8).seconds) == seconds("step", 1, tensor_parallel=2)
+    assert own.surface("head", tensor_parallel=1)(8).seconds == seconds("head", 1)  # type: ignore[misc]
+    assert one.surface("head", tensor_parallel=2) is None
 
 
 def test_surfaces_are_made_once() -> None:
     cost = ProfileCosts(profile(*BOTH))
-    assert cost.surface("dense") is cost.surface("dense", ways=1, busy=0)
-    assert cost.surface("dense") is not cost.surface("dense", ways=2)
+    assert cost.surface("dense") is cost.surface("dense", tensor_parallel=1, busy=0)
+    assert cost.surface("dense") is not cost.surface("dense", tensor_parallel=2)
 
 
-@pytest.mark.parametrize("ways", [1, 2])
-def test_beyond_what_was_measured_the_share_of_the_peaks_is_held(ways: int) -> None:
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_beyond_what_was_measured_the_share_of_the_peaks_is_held(tensor_parallel: int) -> None:
     """Of the bound by arithmetic on top of the shortest time: what launching takes."""
     parts = ("layer", "dense", "attention", "head", "embedding", "all_reduce", "send")
-    cost = ProfileCosts(profile(*((part, ways, 0) for part in parts)), ways=ways)
-    of = SHAPE.shard(ways)
+    cost = ProfileCosts(profile(*((part, tensor_parallel, 0) for part in parts)), tensor_parallel=tensor_parallel)
+    of = SHAPE.shard(tensor_parallel)
     read, rate = 1 / 1e11, 1 / 1e13
 
     def dense(tokens: float) -> float:
@@ -138,8 +141,8 @@ def test_beyond_what_was_measured_the_share_of_the_peaks_is_held(ways: int) -> N
         return max(4 * of.kv_heads * of.head_dim * batch * (context + width) * read, 4 * of.heads * of.head_dim * met * rate)
 
     def joining(tokens: float) -> float:
-        around = 2 * (ways - 1) / ways / 50e9
-        return 0.0 if ways == 1 else 2 * (tokens * SHAPE.hidden * 2 * around + 10e-6)
+        around = 2 * (tensor_parallel - 1) / tensor_parallel / 50e9
+        return 0.0 if tensor_parallel == 1 else 2 * (tokens * SHAPE.hidden * 2 * around + 10e-6)
 
     bounds: dict[str, Any] = {
         "dense": dense,
@@ -153,7 +156,7 @@ def test_beyond_what_was_measured_the_share_of_the_peaks_is_held(ways: int) -> N
     for part in parts:
         surface, edge = cost.surface(part), POINTS[part][-1]
         beyond = tuple(1000 * each + 7 for each in edge)
-        least = [bounds[part](*point) + seconds(part, 0, ways) for point in (edge, beyond)]
+        least = [bounds[part](*point) + seconds(part, 0, tensor_parallel) for point in (edge, beyond)]
         assert surface is not None
         want = float(surface(*edge).seconds) * least[1] / least[0]
         assert float(surface(*beyond).seconds) == pytest.approx(want, rel=1e-9), part
@@ -210,19 +213,19 @@ def test_a_shape_may_come_from_a_file() -> None:
 
 def test_a_profile_that_is_no_cost_of_a_pass_is_refused() -> None:
     operations = profile("send", kind="links")
-    for made, ways, message in (
+    for made, tensor_parallel, message in (
         (operations, 1, "profile tiny is one of links; a pass needs one of a model, or compose it"),
-        (profile(*BOTH), 3, "ways must be one of 1, 2, what profile tiny has, got 3"),
-        (profile(*BOTH), 0, "ways must be at least 1, got 0"),
-        (profile(*BOTH), 1.0, "ways must be a whole number, got 1.0"),
+        (profile(*BOTH), 3, "tensor_parallel must be one of 1, 2, what profile tiny has, got 3"),
+        (profile(*BOTH), 0, "tensor_parallel must be at least 1, got 0"),
+        (profile(*BOTH), 1.0, "tensor_parallel must be a whole number, got 1.0"),
     ):
         with pytest.raises(ParameterError) as caught:
-            ProfileCosts(made, ways=ways)
+            ProfileCosts(made, tensor_parallel=tensor_parallel)
         assert str(caught.value) == message
 
 
 def test_arrays_are_looked_up_point_by_point() -> None:
-    cost = ProfileCosts(profile(*BOTH), ways=2)
+    cost = ProfileCosts(profile(*BOTH), tensor_parallel=2)
     width, context, batch = np.array([1, 3]), np.array([[0], [99], [5000]]), 3
     found = cost.layer(width, context, batch)
     for row, column in np.ndindex(3, 2):

@@ -256,6 +256,6 @@ def test_the_default_run_says_the_papers_own_limits() -> None:
     rows = sim.run(views=["formula"])
     (said,) = ppd_figure_3.sentences(ppd_figure_3.replayed(rows.to_dicts()))
     assert "0.629 (squad, trained head, k = 5) to 0.892 (wmt, final head, k = 1), at 4.973 and 1.561 busy units" in said
-    ends = rows["normalized_latency"].min(), rows["normalized_latency"].max()
+    ends = rows["relative_latency"].min(), rows["relative_latency"].max()
     assert f"for 128 tokens Theorem 4.1 gives {ends[0]:.4f} and {ends[1]:.4f}" in said
     assert ppd_figure_3.replayed(rows.filter(data_set="squad").to_dicts()) == []

@@ -126,12 +126,19 @@ def test_fewer_rows_say_less(rows: list[dict[str, Any]]) -> None:
 
 def test_settings_are_replayed_where_all_of_a_model_are_there() -> None:
     table = [row for row in skipdecode_analysis.schedule_rows() if row["model"] == "opt-6.7b"]
-    settings = [row | {"prompt": prompt, "sequence": sequence, "power": 1.0} for row in table
+    settings = [row | {"prompt": prompt, "sequence_length": sequence, "power": 1.0} for row in table
                 for prompt, sequence in (LENGTHS["reddit"], LENGTHS["cnn_dm"])]  # fmt: skip
     other = settings[0] | {"min_layers": 3}
     assert skipdecode_analysis.replayed([*settings, other]) == [("reddit", "opt-6.7b"), ("cnn_dm", "opt-6.7b")]
     assert skipdecode_analysis.replayed(settings[1:]) == [("cnn_dm", "opt-6.7b")]
-    for key, value in (("power", 2.0), ("warm_up", 2), ("prompt", 61), ("sequence", 161), ("layers", 33), ("max_layers", 23)):
+    for key, value in (
+        ("power", 2.0),
+        ("warm_up", 2),
+        ("prompt", 61),
+        ("sequence_length", 161),
+        ("layers", 33),
+        ("max_layers", 23),
+    ):
         assert skipdecode_analysis.replayed([row | {key: value} for row in settings]) == []
     assert skipdecode_analysis.replayed([]) == []
 
@@ -158,7 +165,7 @@ def test_what_is_said_of_a_model_on_a_data_set_is_of_its_rows(rows: list[dict[st
         (("xsum", "opt-1.3b"), "unknown data_set 'xsum'"),
         (("e2e", "opt-13b"), "unknown model 'opt-13b'; did you mean opt-1.3b"),
         (("e2e", "opt-1.3b", "up"), "unknown rounding 'up'"),
-        (("e2e", "opt-1.3b", "floor", 160), "prompt must be between 0 and sequence-1=159, got 160"),
+        (("e2e", "opt-1.3b", "floor", 160), "prompt must be between 0 and sequence_length-1=159, got 160"),
     ],
 )
 def test_bad_input_names_the_value_and_its_bound(arguments: tuple[Any, ...], message: str) -> None:

@@ -223,7 +223,7 @@ def test_prices_of_rounds_by_hand() -> None:
     cost = UnitCost(10, final_head=2.0, cost_ratio=0.25, link=5.0, verify_cost=((1, 2.0), (2, 3.0), (3, 7.0)))
     time, busy, operations = round_prices(cost, 2)
     assert time.tolist() == busy.tolist() == [12.0, 3.0 + 18.0, 6.0 + 42.0]
-    time, busy, _ = round_prices(cost, 2, apart=True)
+    time, busy, _ = round_prices(cost, 2, separate=True)
     assert busy.tolist() == [12.0, 21.0, 48.0]
     assert time.tolist() == [12.0, 31.0, 58.0]
     assert operations[0] == 1  # who drafts nothing needs no ratio

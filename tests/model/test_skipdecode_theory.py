@@ -175,17 +175,17 @@ def test_what_is_labelled_2x_skips_less_than_half_of_the_layers() -> None:
 # --- Errors ---------------------------------------------------------------------------------------------------------------
 
 
-GOOD: dict[str, Any] = {"min_layers": 8, "max_layers": 16, "prompt": 60, "sequence": 160, "generated": 30}
+GOOD: dict[str, Any] = {"min_layers": 8, "max_layers": 16, "prompt": 60, "sequence_length": 160, "generated": 30}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"min_layers": 17}, "min_layers must be between 1 and max_layers=16, got 17"),
     ({"min_layers": 0}, "min_layers must be between 1 and max_layers=16, got 0"),
     ({"max_layers": 0}, "max_layers must be between 1 and 10000, got 0"),
     ({"max_layers": 16.5}, r"max_layers must be a whole number, got 16\.5"),
-    ({"prompt": 160}, "prompt must be between 0 and sequence-1=159, got 160"),
-    ({"prompt": -1}, "prompt must be between 0 and sequence-1=159, got -1"),
-    ({"sequence": 0}, "sequence must be between 1 and 1000000, got 0"),
-    ({"generated": 101}, "generated must be between 1 and sequence-prompt=100, got 101"),
-    ({"generated": 0}, "generated must be between 1 and sequence-prompt=100, got 0"),
+    ({"prompt": 160}, "prompt must be between 0 and sequence_length-1=159, got 160"),
+    ({"prompt": -1}, "prompt must be between 0 and sequence_length-1=159, got -1"),
+    ({"sequence_length": 0}, "sequence_length must be between 1 and 1000000, got 0"),
+    ({"generated": 101}, "generated must be between 1 and sequence_length-prompt=100, got 101"),
+    ({"generated": 0}, "generated must be between 1 and sequence_length-prompt=100, got 0"),
     ({"rounding": "up"}, "unknown rounding 'up'; .*half-up"),
     ({"power": -1.0}, "power must be at least 0, got -1"),
     ({"power": math.nan}, "power must be .*got nan"),

@@ -59,7 +59,7 @@ def driven(steps: Any, *answers: Any) -> tuple[list[Any], Any]:
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize(("placement", "unit"), [("together", 0), ("apart", 1)])
+@pytest.mark.parametrize(("placement", "unit"), [("colocated", 0), ("separate", 1)])
 def test_every_pass_of_a_decoding_by_hand(sampled: bool, placement: str, unit: int) -> None:
     """Of the first draft all survive, so that the next reads two tokens; then one of two; then one is left to decode."""
     passes, commits = decoded(
@@ -104,8 +104,8 @@ def test_the_reads_of_a_verification(sampled: bool) -> None:
     assert asked[0] == Forward("target", (6, 7, 8), 1, 0, LAYERS, None, 3, 0)
     if sampled:
         assert asked[1:] == [
-            Read("chance", "out", -3, token=7), Read("chance", "first", token=7), Read("uniform", "out", -3),
-            Read("chance", "out", -2, token=8), Read("chance", "second", token=8), Read("uniform", "out", -2),
+            Read("probability", "out", -3, token=7), Read("probability", "first", token=7), Read("uniform", "out", -3),
+            Read("probability", "out", -2, token=8), Read("probability", "second", token=8), Read("uniform", "out", -2),
             Read("residual", "out", -2, against="second"),
         ]  # fmt: skip
     else:
@@ -165,8 +165,8 @@ def test_rounds_follow_each_other_as_the_survivors_say(survivors: list[int], gam
 
 def test_what_a_choice_says_of_itself() -> None:
     choice = Parameters(40, 3)
-    assert (choice.sampled, choice.placement, choice.draft_layers) == (False, "together", 1)
-    assert (choice.longest_draft, choice.units, Parameters(40, 3, placement="apart").units) == (3, 1, 2)
+    assert (choice.sampled, choice.placement, choice.draft_layers) == (False, "colocated", 1)
+    assert (choice.longest_draft, choice.units, Parameters(40, 3, placement="separate").units) == (3, 1, 2)
     assert (Parameters.OUTCOMES, Parameters.ROLES, Parameters.EXACT) == (("accept",), ("draft",), True)
     assert dict(Parameters.IMITATES) == {"draft": ("target", "accept")}
     assert dict(Parameters.ALIASES) == {"num_speculative_tokens": "draft_length"}
@@ -186,7 +186,7 @@ def test_what_a_choice_says_of_itself() -> None:
         ({"draft_layers": 0}, "draft_layers must be between 1 and 10000, got 0"),
         ({"draft_layers": 10001}, "draft_layers must be between 1 and 10000, got 10001"),
         ({"sampled": 1}, "sampled must be true or false, got 1"),
-        ({"placement": "beside"}, "unknown placement 'beside'; known: apart, together"),
+        ({"placement": "beside"}, "unknown placement 'beside'; known: colocated, separate"),
     ],
 )
 def test_what_no_choice_may_be_is_refused(change: dict[str, Any], message: str) -> None:

@@ -133,7 +133,7 @@ def test_passes_are_over_all_texts_that_are_left(luck: list[list[int]], more: di
         found.append((each.role, each.width, [*each.texts] or [0], stands, each.heads // count))
         assert each.at == min(stands)
         assert bool(each.places) == (len({*stands}) > 1)
-        assert each.unit == (1 if more["placement"] == "apart" and each.role == "draft" else 0)
+        assert each.unit == (1 if more["placement"] == "separate" and each.role == "draft" else 0)
         assert (each.first, each.last) == (0, LAYERS if each.role == "target" else 1)
     assert found == want
 

@@ -526,7 +526,11 @@ def test_llama_cpp_drafts_shorter_than_asked() -> None:
 
 def test_a_prediction_says_how_many_units_are_busy_where_that_is_certain() -> None:
     cost = UnitCost(4, cost_ratio=0.25, link=2.0)
-    for placement, cost_, units in (("together", cost, 1.0), ("apart", replace(cost, link=0.0), 1.0), ("apart", cost, np.nan)):
+    for placement, cost_, units in (
+        ("colocated", cost, 1.0),
+        ("separate", replace(cost, link=0.0), 1.0),
+        ("separate", cost, np.nan),
+    ):
         found = sd.predict(Parameters(4, 3, placement=placement), 9, Iid(0.5), cost_)
         assert np.array_equal(found.units_ratio, units, equal_nan=True)
         assert float(found.plain_latency) == 9 * 4

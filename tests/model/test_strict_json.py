@@ -76,10 +76,10 @@ def test_a_run_writes_json_that_any_reader_takes(arguments: tuple[str, ...], tmp
     assert infinite == (["rollback_threshold"] if arguments[0] == "bild-thresholds" else [])
     for name in infinite:
         assert [row[name] == "inf" for row in document["results"]] == rows[name].is_infinite().fill_null(False).to_list()
-    held = rows.select((pl.col("held_units") * pl.col("latency_layers")).alias("held"), "held_layers")
-    assert held["held"].equals(held["held_layers"])
+    held = rows.select((pl.col("reserved_units") * pl.col("latency_layers")).alias("held"), "reserved_layers")
+    assert held["held"].equals(held["reserved_layers"])
     if arguments[0] == "speculative-adaptive":
-        assert rows.filter(view="formula")["held_layers"].null_count() > 0  # without a latency there is no product of it
+        assert rows.filter(view="formula")["reserved_layers"].null_count() > 0  # without a latency there is no product of it
         assert rows.filter(view="paths")["latency_layers_low"].null_count() == rows.filter(view="paths").height  # of one decoding
 
 

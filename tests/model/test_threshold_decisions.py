@@ -195,7 +195,7 @@ OTHERS: list[tuple[Callable[[], object], str]] = [
     (lambda: LOG.rates(0.1, -1), "rollback_threshold must be at least 0, got -1"),
     (lambda: LOG.rates(0.1, 1, variant="papers"), "unknown variant 'papers'"),
     (lambda: LOG.decided(0.1, 1, variant="papers"), "unknown variant 'papers'"),
-    (lambda: bild.agreement(LOG, 0.1, 1, 0), "maximum_draft must be at least 1, got 0"),
+    (lambda: bild.agreement(LOG, 0.1, 1, 0), "max_draft_length must be at least 1, got 0"),
     (lambda: synthetic(0, np.zeros((3, 0))), "count must be at least 1, got 0"),
     (lambda: synthetic(2, np.zeros((2, 2))), r"coins must have the shape \[3, 2\], got \[2, 2\]"),
     (lambda: synthetic(1, [[2.0], [0.0], [0.0]]), r"coins\[0, 0\] must be between 0 and 1, got 2"),

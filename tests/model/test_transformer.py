@@ -413,31 +413,40 @@ def test_bytes_go_with_the_type() -> None:
 
 
 @given(SIZES, st.integers(1, 4), WIDTHS, CONTEXTS, BATCHES)
-def test_shards_sum_up(made: Shape, ways: int, width: int, context: int, batch: int) -> None:
+def test_shards_sum_up(made: Shape, tensor_parallel: int, width: int, context: int, batch: int) -> None:
     """Exactly where keys and values are divided; else by as much more as there are copies of them."""
-    kv = made.kv_heads * ways  # divides into `ways`
-    whole = replace(made, heads=made.heads * ways, kv_heads=kv, ffn=made.ffn * ways, vocabulary=made.vocabulary * ways)
-    part = whole.shard(ways)
+    kv = made.kv_heads * tensor_parallel  # divides into `tensor_parallel`
+    whole = replace(
+        made,
+        heads=made.heads * tensor_parallel,
+        kv_heads=kv,
+        ffn=made.ffn * tensor_parallel,
+        vocabulary=made.vocabulary * tensor_parallel,
+    )
+    part = whole.shard(tensor_parallel)
     assert part == made
-    assert ways * part.layer_flops(width, context, batch) == whole.layer_flops(width, context, batch)
-    assert ways * part.layer_weight_bytes == whole.layer_weight_bytes
-    assert ways * part.layer_kv_bytes(width, context, batch) == whole.layer_kv_bytes(width, context, batch)
-    assert ways * part.head_flops(width) == whole.head_flops(width)
+    assert tensor_parallel * part.layer_flops(width, context, batch) == whole.layer_flops(width, context, batch)
+    assert tensor_parallel * part.layer_weight_bytes == whole.layer_weight_bytes
+    assert tensor_parallel * part.layer_kv_bytes(width, context, batch) == whole.layer_kv_bytes(width, context, batch)
+    assert tensor_parallel * part.head_flops(width) == whole.head_flops(width)
 
 
 def test_shards_with_copies_of_keys_and_values() -> None:
     whole = preset("llama-3-8b")
     assert whole.shard(1) == whole
-    for ways in (2, 4, 8, 16, 32):
-        part, copies = whole.shard(ways), max(1, ways // 8)
+    for tensor_parallel in (2, 4, 8, 16, 32):
+        part, copies = whole.shard(tensor_parallel), max(1, tensor_parallel // 8)
         kv_weights = 2 * 4096 * 8 * 128
-        assert ways * part.layer_weights == whole.layer_weights + (copies - 1) * kv_weights
-        assert ways * part.layer_weight_bytes == 2 * (whole.layer_weights + (copies - 1) * kv_weights)
-        assert ways * part.cache_bytes() == copies * whole.cache_bytes()
+        assert tensor_parallel * part.layer_weights == whole.layer_weights + (copies - 1) * kv_weights
+        assert tensor_parallel * part.layer_weight_bytes == 2 * (whole.layer_weights + (copies - 1) * kv_weights)
+        assert tensor_parallel * part.cache_bytes() == copies * whole.cache_bytes()
         more = 2 * (copies - 1) * kv_weights * 3
-        assert ways * part.layer_flops(3, 100) == whole.layer_flops(3, 100) + more
+        assert tensor_parallel * part.layer_flops(3, 100) == whole.layer_flops(3, 100) + more
         # Norms are on every device.
-        assert ways * part.parameters == whole.parameters + (ways - 1) * 65 * 4096 + 32 * (copies - 1) * kv_weights
+        assert (
+            tensor_parallel * part.parameters
+            == whole.parameters + (tensor_parallel - 1) * 65 * 4096 + 32 * (copies - 1) * kv_weights
+        )
     # A vocabulary that does not divide is rounded up.
     assert preset("gpt2").shard(2).vocabulary == 25_129
 
@@ -471,10 +480,10 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: preset("t5-small").layer_flops(1, 1, 1, -1), "source must be at least 0, got -1"),
     (lambda: TINY.head_flops(-1), "positions must be at least 0, got -1"),
     (lambda: TINY.head_bytes(-1), "positions must be at least 0, got -1"),
-    (lambda: TINY.shard(0), "ways must be at least 1, got 0"),
-    (lambda: TINY.shard(3), "ways must divide heads=4, got 3"),
-    (lambda: replace(TINY, ffn=6).shard(4), "ways must divide ffn=6, got 4"),
-    (lambda: replace(TINY, heads=12, kv_heads=6).shard(4), "ways must divide kv_heads=6 or be a multiple of it, got 4"),
+    (lambda: TINY.shard(0), "tensor_parallel must be at least 1, got 0"),
+    (lambda: TINY.shard(3), "tensor_parallel must divide heads=4, got 3"),
+    (lambda: replace(TINY, ffn=6).shard(4), "tensor_parallel must divide ffn=6, got 4"),
+    (lambda: replace(TINY, heads=12, kv_heads=6).shard(4), "tensor_parallel must divide kv_heads=6 or be a multiple of it, got 4"),
 ]  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def test_a_draft_of_a_draft_may_agree_with_it_where_it_is_wrong() -> None:
 def test_chances_and_the_uniform_number_accept_just_the_right_tokens() -> None:
     verified = after(2, 3, -4, at=2, layer=LAYERS)
     for offset, token in ((-3, 3), (-2, -4)):
-        chance = WORLD.read(Read("chance", verified, offset, token=token))
+        chance = WORLD.read(Read("probability", verified, offset, token=token))
         assert (WORLD.read(Read("uniform", verified, offset)) < chance) == (token > 0)
 
 
@@ -97,7 +97,7 @@ def test_wrong_answers_never_meet() -> None:
 
 
 @pytest.mark.parametrize(("method", "table"), [
-    ("autoregressive", {}), ("skipdecode", {"max_layers": 6, "min_layers": 3, "prompt": 1, "sequence": 6}),
+    ("autoregressive", {}), ("skipdecode", {"max_layers": 6, "min_layers": 3, "prompt": 1, "sequence_length": 6}),
     ("early_exit", {"exit_layer": 3}),
 ])  # fmt: skip
 def test_where_nothing_is_drawn_what_a_method_writes_is_the_text(method: str, table: dict[str, int]) -> None:

@@ -40,7 +40,7 @@ CURVE = {"verify_cost": [(1, 2.0), (9, 3.0)]}
 DRAFT = {"acceptance_rate": RATE, "draft_length": LENGTH}
 NESTED = {"medium_acceptance_rate": RATE, "draft_length": COUNT}
 PRICED = {"cost_ratio": RATIO, "medium_cost_ratio": RATIO}
-SEGMENT = {"fallback_rate": RATE, "rollback_rate": RATE, "maximum_draft": COUNT}
+SEGMENT = {"fallback_rate": RATE, "rollback_rate": RATE, "max_draft_length": COUNT}
 INNER = {"inner_draft_length": LENGTH}
 
 ELEMENTWISE: list[tuple[Callable[..., Any], dict[str, Domain], dict[str, Any]]] = [
@@ -79,8 +79,8 @@ ELEMENTWISE: list[tuple[Callable[..., Any], dict[str, Domain], dict[str, Any]]] 
      {"acceptance_rate": RATE, "medium_acceptance_rate": RATE, "inner_rounds": LENGTH, **INNER, **PRICED}, {}),
     (bild.expected_tokens, SEGMENT, {}),
     (bild.expected_tokens, SEGMENT, {"variant": "code"}),
-    (bild.small_runs, {"fallback_rate": RATE, "maximum_draft": COUNT}, {}),
-    (bild.large_inputs, {"fallback_rate": RATE, "maximum_draft": COUNT}, {}),
+    (bild.small_runs, {"fallback_rate": RATE, "max_draft_length": COUNT}, {}),
+    (bild.large_inputs, {"fallback_rate": RATE, "max_draft_length": COUNT}, {}),
     (bild.extra_large_inputs, SEGMENT, {}),
     (bild.rollback_probability, SEGMENT, {}),
     (bild.speedup, {**SEGMENT, "cost_ratio": RATIO}, {}),
@@ -92,8 +92,8 @@ ELEMENTWISE: list[tuple[Callable[..., Any], dict[str, Domain], dict[str, Any]]] 
     (pearl.expected_tokens, {"acceptance_rate": RATE, "draft_length": COUNT}, {}),
     (pearl.speedup, {"acceptance_rate": RATE, "draft_length": COUNT, "cost_ratio": RATIO}, {}),
     (ppd.expected_runs, {"tokens": COUNT, "match_rate": RATE}, {}),
-    (ppd.normalized_latency, {"match_rate": RATE}, {}),
-    (ppd.mean_units, {"match_rate": RATE, "candidates": COUNT}, {}),
+    (ppd.relative_latency, {"match_rate": RATE}, {}),
+    (ppd.mean_busy_units, {"match_rate": RATE, "candidates": COUNT}, {}),
     (ppd.compute_per_token, {"match_rate": RATE, "candidates": COUNT}, {}),
 ]  # fmt: skip
 """Functions of arrays, element by element; with the domains of their arguments, and what else they are told."""

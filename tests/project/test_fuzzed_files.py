@@ -170,7 +170,7 @@ def test_public_logs_of_rounds(data: bytes) -> None:
 @lru_cache(maxsize=1)
 def measured() -> tuple[dict[str, bytes], pl.DataFrame, pl.DataFrame]:
     """The files of measured runs with their profiles; their two tables."""
-    clock = profiles(head=2e-3, wake=1e-3, turn=1e-4)
+    clock = profiles(head=2e-3, wake=1e-3, scheduling=1e-4)
     made = [
         decoded("autoregressive", 5, {}), decoded("speculative", 5, {"acceptance_rate": 0.7}, draft_length=2),
         decoded("ppd", 5, {"match_rate": 0.6}, exit_layer=8, candidates=1),
@@ -246,7 +246,7 @@ def test_profiles(data: st.DataObject, name: str) -> None:
 @lru_cache(maxsize=1)
 def logged() -> tuple[dict[str, bytes], pl.DataFrame]:
     log = position_log.bundled()
-    table = log.table.filter(pl.col("text") < 3)
+    table = log.table.filter(pl.col("prompt") < 3)
     with folder() as here:
         position_log.save(position_log.PositionLog(table, {**log.said, "prompts": log.said["prompts"][:3]}), here / "log.json")
         return {path.name: path.read_bytes() for path in here.iterdir()}, table
@@ -382,7 +382,7 @@ name = "ppd"
 exit_layer = 6
 sweep = { candidates = [1, 3] }
 forced = { match_rate = [0.3, 0.7] }
-apart = "processes"
+unit_kind = "processes"
 
 [[method]]
 name = "speculative"

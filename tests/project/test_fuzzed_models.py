@@ -165,7 +165,7 @@ def test_texts_of_an_alignment_that_was_broken_off(data: st.DataObject) -> None:
 
 SAID = {
     "target": {"name": "target", "checksum": "0", "layers": real_models.DEPTHS["target"]}, "draft": None, "heads": None,
-    "prompts": [], "asked": 3, "sampling": None, "seed": 0, "dtype": "float64", "versions": {}, "date": "2026-01-01",
+    "prompts": [], "max_tokens": 3, "sampling": None, "seed": 0, "dtype": "float64", "versions": {}, "date": "2026-01-01",
 }  # fmt: skip
 PROMPTS = [(1, 2, 3), (4, 5, 6), (7, 8, 9, 10)]
 

@@ -143,7 +143,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         },
     ),
     "calibrate quality": (
-        "bild --model big --draft small --heads some.heads --set maximum_draft=5 --set fallback_threshold=0.5"
+        "bild --model big --draft small --heads some.heads --set max_draft_length=5 --set fallback_threshold=0.5"
         " --sweep rollback_threshold=1,2 --prompts texts --template squad --limit 4 --prompt-tokens 2 --tokens 12 --resume"
         f" -o rows.csv {REAL}",
         "calibrate.decode.output_quality.measure",
@@ -156,13 +156,14 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
             "calibrate.commands.common_options._bar": {"quiet": True},
             "calibrate.decode.output_quality.measure": {
                 "out": Path("rows.csv"), "prompts": [[5, 6]], "tokens": 12, "resume": True, "report": "a bar", "method": "bild",
-                "settings": [{"maximum_draft": 5, "fallback_threshold": 0.5, "rollback_threshold": each} for each in (1, 2)],
+                "settings": [{"max_draft_length": 5, "fallback_threshold": 0.5, "rollback_threshold": each} for each in (1, 2)],
             },
         },
     ),
     "calibrate run": (
         "hierarchical --model big --draft small --medium middle --heads some.heads --set draft_length=3 --sweep reading=bonus"
-        " --forced acceptance_rate=0.3,0.7 --apart processes --prompts texts --limit 4 --prompt-tokens 2 --tokens 12 --repeats 5"
+        " --forced acceptance_rate=0.3,0.7 --unit-kind processes --prompts texts --limit 4 --prompt-tokens 2 --tokens 12 --repeats"
+        " 5"
         f" --mode cuda-graph --gpus cuda:1,cuda:2 --resume -o runs.json {REAL}",
         "calibrate.commands.run_command.measured",
         {
@@ -177,7 +178,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                     "choices": [
                         {
                             "method": "hierarchical", "settings": {"draft_length": 3, "reading": "bonus"},
-                            "rates": {"acceptance_rate": each}, "apart": "processes",
+                            "rates": {"acceptance_rate": each}, "unit_kind": "processes",
                         }
                         for each in (0.3, 0.7)
                     ],
@@ -274,7 +275,7 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 BARS = {
-    "log": "texts", "quality": "settings", "layers": "points", "links": "links", "train": "draft", "heads": "heads",
+    "log": "sequences", "quality": "settings", "layers": "points", "links": "links", "train": "draft", "heads": "heads",
     "align": "align",
 }  # fmt: skip
 """What the bar of a command counts."""
@@ -505,7 +506,7 @@ ALIGNED = {
     "agreement": {"positions": 640, "prompts": 10, "before": 0.25, "after": 0.51236, "gain": 0.26236, "gain_error": 0.01234},
 }  # fmt: skip
 MEASURED = {
-    "method": "early_exit", "target_name": "big", "texts": 7, "decay": [0.5, None], "agreement": [0.25, 1.0],
+    "method": "early_exit", "target_name": "big", "sequences": 7, "decay": [0.5, None], "agreement": [0.25, 1.0],
     "common_prefix": [3.0, 12.5], "log_likelihood": [-1.5, -0.25], "fallback_rate": [None, None],
     "mean_layers": [3.25, float("inf")],
 }  # fmt: skip
@@ -546,7 +547,7 @@ ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
             "  trained heads      0.00 s     0%   measured", "  draft              0.25 s    14%   measured",
         ],
         {
-            "log": "log.json", "rows": 7, "texts": 1,
+            "log": "log.json", "rows": 7, "sequences": 1,
             "seconds": {"writing": 1.0, "heads": 0.5, "trained_heads": 0.0, "draft": 0.25},
         },
     ),
@@ -652,7 +653,7 @@ def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     ran("calibrate log", "--target big --draft small --heads a/some.heads --sample --top-k 4 -o a.json")
     said = record.calls["calibrate.decode.position_logging.make"]["said"]
     assert said | {"versions": 0, "date": 0} == {
-        "dtype": "float32", "versions": 0, "date": 0, "target": model, "draft": model, "asked": 64, "seed": 0,
+        "dtype": "float32", "versions": 0, "date": 0, "target": model, "draft": model, "max_tokens": 64, "seed": 0,
         "heads": {"file": "some.heads", "layers": [3, 5]}, "sampling": vars(Sampling(top_k=4)),
         "prompts": [{"id": "one", "tokens": [1, 2, 3]}, {"id": "two", "tokens": [4]}],
     }  # fmt: skip
@@ -708,7 +709,7 @@ def test_a_plan_is_changed_by_what_is_said_beside_it(record: Record) -> None:
     ran("calibrate run", "--plan plan.toml --tokens 6 --seed 3 -o runs.json")
     written = {
         "run": {"model": "big", "tokens": 6, "repeats": 9, "seed": 3},
-        "choices": [{"method": "speculative", "settings": {"draft_length": 2}, "rates": None, "apart": None}],
+        "choices": [{"method": "speculative", "settings": {"draft_length": 2}, "rates": None, "unit_kind": None}],
     }
     assert has(record.calls["calibrate.commands.run_command.measured"]["written"], written)
 
@@ -813,7 +814,8 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_output_quality.py::test_the_command_writes_rows_and_pictures": "--figures --json",
     },
     "calibrate run": {
-        REACH: "--out --model --draft --medium --heads --set --sweep --forced --apart --prompts --limit --prompt-tokens --tokens"
+        REACH: "--out --model --draft --medium --heads --set --sweep --forced --unit-kind --prompts --limit --prompt-tokens"
+               " --tokens"
                " --repeats --seed --dtype --mode --device --gpus --threads --resume --quiet",
         "test_options.py::test_a_plan_is_changed_by_what_is_said_beside_it": "--plan",
         "test_measure_runs.py::test_the_command_line_times_a_method": "--json", METHODS: "--methods",
@@ -822,7 +824,8 @@ EFFECTS: dict[str, dict[str, str]] = {
         IMPORTED: "--model --gpu --out --name --commit", ELSEWHERE: "--attention --overheads --network", SECONDS: "--unit",
     },
     "calibrate import aiconfigurator": {
-        IMPORTED: "--gpu --out --name --commit", "test_import_command.py::test_the_command_composes_a_model": "--model --ways",
+        IMPORTED: "--gpu --out --name --commit",
+        "test_import_command.py::test_the_command_composes_a_model": "--model --tensor-parallel",
         "test_options.py::test_attention_of_another_engine": "--engine --attention --unit",
     },
     "calibrate import llmservingsim": {IMPORTED: "--model --gpu --out --name --commit"},

@@ -92,7 +92,7 @@ def test_a_method_from_outside_runs_in_all_views_and_is_checked_like_our_own(red
     table = sim.run(scenario, methods=[redundant])
     assert table["view"].to_list() == ["formula", "paths", "events"]
     assert table["latency_layers"].to_list() == [62.5] * 3
-    assert table["mean_units"].to_list() == [3.0] * 3
+    assert table["mean_busy_units"].to_list() == [3.0] * 3
     assert table["paths_difference"].drop_nulls().to_list() == [0.0]
 
     with pytest.raises(ValueError, match="copies must be between 1 and 100, got 0"):

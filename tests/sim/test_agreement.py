@@ -110,7 +110,8 @@ RATIO = {"cost_ratio": 0.1}
     ("fault", "quantity"),
     [
         (scaled(1.02, "latency"), "latency_layers"), (scaled(0.98, "latency"), "latency_layers"),
-        (scaled(1.2, "busy"), "busy_layers"), (scaled(0.5, "units_ratio"), "mean_units_per_run"), (scaled(1.3, "rounds"), "rounds"),
+        (scaled(1.2, "busy"), "busy_layers"), (scaled(0.5, "units_ratio"), "mean_busy_units_per_run"),
+        (scaled(1.3, "rounds"), "rounds"),
         (scaled(1.3, "drafted"), "drafted"),
     ],
 )  # fmt: skip
@@ -165,11 +166,11 @@ def test_a_formula_and_a_sample_differ_by_more_than_the_bound_for_so_many_points
     case = Grid(tables(DRAFTING, RATIO)).case(0)
     tokens, gamma, count = case.settings.tokens, case.parameters.draft_length, 50
     time, busy = registry.method("speculative").slowest(case.parameters, tokens, case.cost)
-    formula = {"latency_layers": 100.0, "latency_sd_layers": 20.0, "busy_layers": 90.0, "mean_units_per_run": 0.9,
+    formula = {"latency_layers": 100.0, "latency_sd_layers": 20.0, "busy_layers": 90.0, "mean_busy_units_per_run": 0.9,
                "tokens_per_round": 2.0, "draft_acceptance_rate": 0.5}  # fmt: skip
-    expected = {"latency_layers": 100.0, "busy_layers": 90.0, "mean_units_per_run": 0.9, "rounds": case.outputs / 2,
+    expected = {"latency_layers": 100.0, "busy_layers": 90.0, "mean_busy_units_per_run": 0.9, "rounds": case.outputs / 2,
                 "drafted": case.outputs}  # fmt: skip
-    most = {"latency_layers": time, "busy_layers": busy, "mean_units_per_run": max(case.parameters.units, case.demand.units),
+    most = {"latency_layers": time, "busy_layers": busy, "mean_busy_units_per_run": max(case.parameters.units, case.demand.units),
             "rounds": case.outputs, "drafted": case.outputs * (gamma + 1)}  # fmt: skip
     spread = {name: 0.01 * want for name, want in expected.items()}
 
@@ -178,7 +179,7 @@ def test_a_formula_and_a_sample_differ_by_more_than_the_bound_for_so_many_points
         means = {name: want + off.get(name, 0.0) for name, want in expected.items()}
         total = {name: count * mean for name, mean in means.items()}
         square = {name: count * mean**2 + (count - 1) * spread[name] ** 2 for name, mean in means.items()}
-        latency, used, ratio = ("latency_layers", "busy_layers", "mean_units_per_run")
+        latency, used, ratio = ("latency_layers", "busy_layers", "mean_busy_units_per_run")
         sums = Sums(count, total[latency], total[used], square[latency], square[used], 0.0, total[ratio], square[ratio])
         more = {f"{name}{end}": of[name] for name in ("rounds", "drafted") for end, of in (("", total), ("_square", square))}
         return [*agreement.with_the_formula(3, case, {**formula, **changes}, sums, more, "paths", points)]
@@ -204,7 +205,7 @@ def test_a_formula_and_a_sample_differ_by_more_than_the_bound_for_so_many_points
     assert [each["quantity"] for each in told(far)] == [*expected]
     for nothing in (None, float("nan"), float("inf")):
         assert [each["quantity"] for each in told(far, latency_layers=nothing, tokens_per_round=nothing)] == [
-            "busy_layers", "mean_units_per_run"
+            "busy_layers", "mean_busy_units_per_run"
         ]  # fmt: skip
         assert [each["quantity"] for each in told(far, draft_acceptance_rate=nothing)] == [*expected][:-1]
     assert [each["quantity"] for each in told(far, tokens_per_round=0.0)] == [*expected][:3]
@@ -255,7 +256,7 @@ SLOWEST: list[tuple[str, Tables, Tables, Tables]] = [
     ("speculative", {"draft_length": 3, "sequences": 3, "batching": "static"}, RATIO, {"accept": {"acceptance_rate": 0.05}}),
     ("speculative", {"draft_length": 3, "sequences": 3}, RATIO, {"accept": {"acceptance_rate": 0.05}}),
     ("adaptive", {"policy": "heuristic"}, RATIO, {"accept": {"acceptance_rate": 0.3}}),
-    ("hierarchical", {"draft_length": 2, "reading": "literal", "placement": "apart"},
+    ("hierarchical", {"draft_length": 2, "reading": "literal", "placement": "separate"},
      {"cost_ratio": 0.1, "medium_cost_ratio": 0.5, "link": 1.0},
      {"accept": {"acceptance_rate": 0.1}, "medium_accept": {"acceptance_rate": 0.1}}),
     ("hierarchical", {"draft_length": 3, "reading": "recursive", "inner_draft_length": 2},
@@ -265,7 +266,7 @@ SLOWEST: list[tuple[str, Tables, Tables, Tables]] = [
     ("bild", {"variant": "code"}, {"cost_ratio": 0.5}, {"decision": {"kind": "rates", "fallback_rate": 0.5, "rollback_rate": 0.9}}),
     ("early_exit", {"fill": "backfill"}, {"propagation": 0.5, "early_head": 1.0},
      {"exit": {"kind": "hazards", "hazards": [0.2] * 7 + [1.0]}}),
-    ("skipdecode", {"min_layers": 3, "max_layers": 6, "warm_up": 1, "prompt": 0, "sequence": 12}, {}, {}),
+    ("skipdecode", {"min_layers": 3, "max_layers": 6, "warm_up": 1, "prompt": 0, "sequence_length": 12}, {}, {}),
     ("autoregressive", {}, {}, {}),
 ]  # fmt: skip
 

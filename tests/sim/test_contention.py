@@ -114,9 +114,9 @@ def test_contended_is_what_may_wait_of_methods_that_draft(method: str) -> None:
     places: dict[str, list[Tables]] = {"autoregressive": [{}], "beam": [{"arrangement": each} for each in ("batched", "parallel")]}
     ratios = {"hierarchical": ["cost_ratio", "medium_cost_ratio"], "autoregressive": []}
     seen = set()
-    for place in places.get(method, [{"placement": "together"}, {"placement": "apart"}]):
+    for place in places.get(method, [{"placement": "colocated"}, {"placement": "separate"}]):
         for link, units, links in itertools.product((0.0, 0.5), (1, 3), LINKS):
-            apart = place.get("placement") == "apart" or place.get("arrangement") == "parallel"
+            apart = place.get("placement") == "separate" or place.get("arrangement") == "parallel"
             cost = dict.fromkeys(ratios.get(method, ["cost_ratio"]), 0.25) | ({"link": link} if apart else {})
             cluster = {"units": units, "links": links, "stop": "pass"}
             case = case_of({"layers": 2, **OTHERS[method], **place}, cost, cluster, tokens=8)

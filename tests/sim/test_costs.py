@@ -35,19 +35,19 @@ CHOICES: list[tuple[str, dict[str, Any]]] = [
     ("ppd", {"exit_layer": 4, "candidates": 3, "form": "eager"}),
     ("ppd", {"exit_layer": 4, "candidates": 3, "batched": True}),
     ("speculative", {"draft_length": 3}),
-    ("speculative", {"draft_length": 2, "sequences": 2, "batching": "static", "placement": "apart"}),
+    ("speculative", {"draft_length": 2, "sequences": 2, "batching": "static", "placement": "separate"}),
     ("adaptive", {"policy": "heuristic", "draft_length": 2}),
-    ("adaptive", {"policy": "heuristic", "draft_length": 2, "placement": "apart"}),
+    ("adaptive", {"policy": "heuristic", "draft_length": 2, "placement": "separate"}),
     ("hierarchical", {"draft_length": 3}),
-    ("hierarchical", {"draft_length": 3, "placement": "apart"}),
+    ("hierarchical", {"draft_length": 3, "placement": "separate"}),
     ("beam", {"draft_length": 3, "beams": 3}),
     ("beam", {"draft_length": 3, "beams": 3, "rule": "per-beam", "arrangement": "parallel"}),
     ("beam", {"draft_length": 3, "beams": 3, "rule": "per-beam", "arrangement": "sequential"}),
     ("bild", {}),
-    ("bild", {"placement": "apart"}),
+    ("bild", {"placement": "separate"}),
     ("bild", {"exit_layer": 3}),
-    ("skipdecode", {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence": 30}),
-    ("skipdecode", {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence": 30, "sequences": 3, "batching": "static"}),
+    ("skipdecode", {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 30}),
+    ("skipdecode", {"min_layers": 2, "max_layers": 6, "prompt": 4, "sequence_length": 30, "sequences": 3, "batching": "static"}),
     ("early_exit", {}),
     ("early_exit", {"measure": "state"}),
     ("early_exit", {"sequences": 2, "batching": "static"}),
@@ -121,11 +121,11 @@ def test_a_shared_cost_counts_where_any_method_or_any_value_of_an_axis_uses_it()
     drafts = scenario("speculative", {"draft_length": 2}, link=0.5)
     with pytest.raises(ValueError, match=r"cost\.link is used by no method .*, or choose parameters with which it counts"):
         sim.run(drafts)
-    swept = sim.run(drafts, views=["formula"], sweep={"method.placement": ["together", "apart"]})
+    swept = sim.run(drafts, views=["formula"], sweep={"method.placement": ["colocated", "separate"]})
     alone = sim.run(scenario("speculative", {"draft_length": 2}), views=["formula"])["latency_layers"][0]
     assert swept["latency_layers"][0] == alone < swept["latency_layers"][1]
     with pytest.raises(ValueError, match=r"cost\.link is used by no method"):
-        sim.run(drafts, sweep={"method.placement": ["together"]})
+        sim.run(drafts, sweep={"method.placement": ["colocated"]})
 
 
 IN_SECONDS = (
@@ -188,12 +188,16 @@ def test_the_source_of_times_is_said_whole() -> None:
         return f"{', '.join(f'{name} on {device}' for name in names)}: assumed efficiencies of the published peaks of {device}; "
 
     both = ("llama-2-13b", "llama-68m")
-    assert said(roofline) == f"{of('a100', *both)}prompt 512, ways 1"
-    axes = {"cost.device": ["h100", "no such device", "a100"], "method.cost.prompt": [100, 200], "cost.ways": [1, 2],
+    assert said(roofline) == f"{of('a100', *both)}prompt 512, tensor_parallel 1"
+    axes = {"cost.device": ["h100", "no such device", "a100"], "method.cost.prompt": [100, 200], "cost.tensor_parallel": [1, 2],
             "cost.dtype": ["no such type"], "scenario.seed": [1, 2], "cost.busy": "no list"}  # fmt: skip
-    assert said(roofline, axes) == f"{of('h100', *both)}{of('a100', *both)}prompt 100, 200, ways 1, 2"
-    assert said(roofline, {"cost.prompt": [*range(1002)]}).endswith("998, 999, ways 1"), "the first thousand points"
-    methods = own | {"cost": {"device": "h100"}}, shared, own | {"cost": roofline | {"kind": "roofline", "ways": 2, "prompt": 0}}
-    assert said(roofline, None, *methods) == f"{of('h100', *both)}{of('a100', *both)}prompt 512, 0, ways 1, 2"
+    assert said(roofline, axes) == f"{of('h100', *both)}{of('a100', *both)}prompt 100, 200, tensor_parallel 1, 2"
+    assert said(roofline, {"cost.prompt": [*range(1002)]}).endswith("998, 999, tensor_parallel 1"), "the first thousand points"
+    methods = (
+        own | {"cost": {"device": "h100"}},
+        shared,
+        own | {"cost": roofline | {"kind": "roofline", "tensor_parallel": 2, "prompt": 0}},
+    )
+    assert said(roofline, None, *methods) == f"{of('h100', *both)}{of('a100', *both)}prompt 512, 0, tensor_parallel 1, 2"
     mixed = said(roofline, None, shared | {"cost": {"kind": "unit"}}, own)
     assert mixed == said(roofline), "of those that are on hardware"

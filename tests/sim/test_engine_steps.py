@@ -32,7 +32,7 @@ ACCEPT, MATCH = {"accept": {"kind": "iid", "acceptance_rate": 1.0}}, {"match": {
 RATES = {"decision": {"kind": "rates", "fallback_rate": 0.0, "rollback_rate": 0.0}}
 EXITS = {"exit": {"kind": "hazards", "hazards": [0.0] * 7 + [1.0] + [0.0] * 15 + [1.0]}}
 HIERARCHY = {**ACCEPT, "medium_accept": {"kind": "iid", "acceptance_rate": 1.0}}
-SKIP = {"name": "skipdecode", "min_layers": 8, "max_layers": 8, "prompt": 0, "sequence": TOKENS}
+SKIP = {"name": "skipdecode", "min_layers": 8, "max_layers": 8, "prompt": 0, "sequence_length": TOKENS}
 SURE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int, int]] = {
     # Method, outcomes, costs, and by hand: the target's steps and the passes of smaller models, when nothing is left to chance.
     "plain": ({"name": "autoregressive"}, {}, COST, 24, 0),
@@ -40,9 +40,9 @@ SURE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int, int]]
     "hierarchical": ({"name": "hierarchical", "draft_length": 3, "reading": "literal"}, HIERARCHY, MEDIUM, 6, 18 + 6),
     "pipelined": ({"name": "ppd", "exit_layer": 12, "candidates": 2, "form": "literal"}, MATCH, COST, 1 + 2 * 24, 0),
     "pipelined, batched": ({"name": "ppd", "exit_layer": 12, "candidates": 2, "batched": True}, MATCH, COST, 1 + 24, 0),
-    "two models": ({"name": "bild", "maximum_draft": 3}, RATES, DRAFT, 6, 18),
+    "two models": ({"name": "bild", "max_draft_length": 3}, RATES, DRAFT, 6, 18),
     # Three drafted tokens and the last one read, then the rest of the layers over all four.
-    "own layers": ({"name": "bild", "maximum_draft": 3, "exit_layer": 6}, RATES, COST, 6 * (3 + 1 + 1), 0),
+    "own layers": ({"name": "bild", "max_draft_length": 3, "exit_layer": 6}, RATES, COST, 6 * (3 + 1 + 1), 0),
     "early exit": ({"name": "early_exit"}, EXITS, COST, 24, 0),
     "early exit, a batch": ({"name": "early_exit", "sequences": 4, "batching": "static", "measure": "state"}, EXITS, COST, 24, 0),
     "rows when needed": ({"name": "early_exit", "fill": "backfill", "measure": "state"}, EXITS, COST, 24, 0),
@@ -120,7 +120,7 @@ ANY: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"name": "ppd", "exit_layer": 14, "candidates": 3, "batched": True}, HALF, COST
     ),
     "own layers": (
-        {"name": "bild", "maximum_draft": 4, "exit_layer": 6, "sequences": 16, "batching": "lockstep"},
+        {"name": "bild", "max_draft_length": 4, "exit_layer": 6, "sequences": 16, "batching": "lockstep"},
         {"decision": {"kind": "rates", "fallback_rate": 0.2, "rollback_rate": 0.1}}, COST,
     ),
     "a batch": ({"name": "early_exit", "sequences": 4, "batching": "static", "measure": "state"}, TENTHS, COST),
@@ -205,7 +205,7 @@ def test_a_pass_on_hardware_takes_so_much_more(width: int, context: int, batch: 
         assert pair[0] - pair[1] == pytest.approx(step, abs=1e-12)
     assert float(step_time(served, context, batch).error) <= float(step_time(kernels, context, batch).error)
     assert float((prompt_time(served, 5).seconds) - prompt_time(kernels, 5).seconds) == pytest.approx(step, abs=1e-12)
-    for name in ("shape", "ways", "provenance"):
+    for name in ("shape", "tensor_parallel", "provenance"):
         assert getattr(served, name) == getattr(kernels, name)
     for asked in ("embedding", "head", "transfer"):
         assert getattr(served, asked)(7) == getattr(kernels, asked)(7)

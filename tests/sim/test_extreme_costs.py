@@ -18,7 +18,7 @@ from sim.scenarios import cases
 METHODS: dict[str, dict[str, Any]] = {
     "ppd": {"exit_layer": 4, "candidates": 2}, "speculative": {"draft_length": 3}, "beam": {"draft_length": 3, "beams": 2},
     "hierarchical": {"draft_length": 2}, "adaptive": {"policy": "heuristic"}, "bild": {}, "early_exit": {"threshold": 0.9},
-    "skipdecode": {"min_layers": 2, "max_layers": 8, "prompt": 1, "sequence": 400}, "autoregressive": {},
+    "skipdecode": {"min_layers": 2, "max_layers": 8, "prompt": 1, "sequence_length": 400}, "autoregressive": {},
 }  # fmt: skip
 TIMES = (
     "early_head", "final_head", "dispatch", "dispatch_per_process", "link", "promotion", "propagation", "state_check", "cost_ratio",

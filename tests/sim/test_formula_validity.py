@@ -43,7 +43,7 @@ def drafting(length: int, rate: float) -> Choice:
 def test_every_claim_says_which_of_its_numbers_were_measured() -> None:
     choices = [
         drafting(3, 0.7), ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6}), skipping(6),
-        ("bild", {"maximum_draft": 5}, {"fallback_rate": 1.0, "rollback_rate": 0.0}),
+        ("bild", {"max_draft_length": 5}, {"fallback_rate": 1.0, "rollback_rate": 0.0}),
     ]  # fmt: skip
     speed = "speed-up over plain decoding"
     assert {row["claim"]: (row["x_name"], row["y_name"], row["about"]) for row in rows(choices, FLAT).to_dicts()} == {
@@ -142,7 +142,7 @@ def test_the_theorem_is_asked_about_several_processes_and_its_own_form_alone() -
 
 
 def skipping(least: int) -> Choice:
-    return "skipdecode", {"min_layers": least, "max_layers": 12, "prompt": len(PROMPT), "sequence": 30}, {}
+    return "skipdecode", {"min_layers": least, "max_layers": 12, "prompt": len(PROMPT), "sequence_length": 30}, {}
 
 
 def test_time_is_as_layers_where_layers_are_all() -> None:
@@ -161,7 +161,7 @@ def test_time_saved_is_less_than_layers_where_calls_take_time() -> None:
 
 def test_a_small_model_that_is_never_sure_costs_what_the_formula_says() -> None:
     """Each token takes a pass of both, 1 / (1 + c); the last token alone is written without asking."""
-    choice: Choice = ("bild", {"maximum_draft": 5}, {"fallback_rate": 1.0, "rollback_rate": 0.0})
+    choice: Choice = ("bild", {"max_draft_length": 5}, {"fallback_rate": 1.0, "rollback_rate": 0.0})
     found = rows([choice], FLAT, FLAT, tokens=41).row(0, named=True)
     assert found["claim"] == "bild"
     assert found["x"] == 1.0
@@ -242,7 +242,7 @@ def test_another_machines_profile_is_said() -> None:
 def contended(slower: float, known: float) -> dict[str, Any]:
     """The claim of a run on two units that take `slower` times as long beside each other, predicted as if it were `known`."""
     clock = profiles()
-    found = rows([PPD], profiles(alone=1e-3, beside=known * 1e-3), clock, slower=slower)
+    found = rows([PPD], profiles(main_alone=1e-3, main_concurrent=known * 1e-3), clock, slower=slower)
     return found.filter(claim="bus").row(0, named=True)
 
 
@@ -274,7 +274,7 @@ def test_what_units_lose_by_each_other_is_seen_in_their_passes() -> None:
 
 def test_a_pass_that_was_cancelled_tells_nothing_of_the_bus() -> None:
     """A pass of the main process that was stopped took part of its time: neither it nor what is beside it counts."""
-    known = profiles(alone=1e-3, beside=1.5e-3)
+    known = profiles(main_alone=1e-3, main_concurrent=1.5e-3)
     made = [decoded(name, 25, rates, seed=3, **table) for name, table, rates in (PLAIN, PPD)]
     runs = runs_of(made, profiles(), units=[1, 2], slower=1.5)
     held = runs.table["spans"].to_list()

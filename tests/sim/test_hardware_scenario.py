@@ -49,9 +49,9 @@ def rows_of(tables: dict[str, Any]) -> list[dict[str, Any]]:
     return sim.run(tables, out=None).to_dicts()
 
 
-def a100(name: str = "llama-2-13b", ways: int = 1) -> Roofline:
+def a100(name: str = "llama-2-13b", tensor_parallel: int = 1) -> Roofline:
     of = DEVICES["a100"]
-    return Roofline(preset(name), of.bandwidth, of.rates["bfloat16"], ways=ways, link=of.link)
+    return Roofline(preset(name), of.bandwidth, of.rates["bfloat16"], tensor_parallel=tensor_parallel, link=of.link)
 
 
 def test_plain_decoding_takes_as_many_steps_as_tokens() -> None:
@@ -87,30 +87,30 @@ def test_a_batch_makes_width_dear() -> None:
 
 def test_units_of_several_devices_are_counted_as_devices() -> None:
     plain = rows_of(scenario({"name": "autoregressive"}, ROOFLINE))[0]
-    split = rows_of(scenario({"name": "autoregressive"}, ROOFLINE | {"ways": 4}))
-    times = [float(step_time(a100(ways=ways), 528).seconds) for ways in (1, 4)]
+    split = rows_of(scenario({"name": "autoregressive"}, ROOFLINE | {"tensor_parallel": 4}))
+    times = [float(step_time(a100(tensor_parallel=tensor_parallel), 528).seconds) for tensor_parallel in (1, 4)]
     for row in split:
         assert row["latency_s"] == pytest.approx(32 * times[1], rel=1e-9)
         assert row["speedup"] == pytest.approx(1, rel=1e-9)
         assert row["speedup_over_one_device"] == pytest.approx(times[0] / times[1], rel=1e-9)
-        assert row["mean_units"] == pytest.approx(4)
-        assert row["held_units"] == row["units"] == row["ways"] == 4
+        assert row["mean_busy_units"] == pytest.approx(4)
+        assert row["reserved_units"] == row["units"] == row["tensor_parallel"] == 4
         assert row["peak_units"] == (4 if row["view"] == "events" else None)
         # Device-time over that of plain decoding on the same devices.
         assert row["compute_per_token"] == pytest.approx(1, rel=1e-9)
         assert row["speedup_input_low"] == row["speedup"] == row["speedup_input_high"]
         low, high = (row[f"speedup_over_one_device_input_{end}"] for end in ("low", "high"))
-        errors = [float(step_time(a100(ways=ways), 528).error) for ways in (1, 4)]
+        errors = [float(step_time(a100(tensor_parallel=tensor_parallel), 528).error) for tensor_parallel in (1, 4)]
         one, four = (((1 - error) * time, (1 + error) * time) for error, time in zip(errors, times, strict=True))
         assert (low, high) == pytest.approx((one[0] / four[1], one[1] / four[0]), rel=1e-9)
-    assert plain["ways"] == 1
+    assert plain["tensor_parallel"] == 1
     assert "speedup_over_one_device" not in plain
     assert "send" not in (plain["cost_missing"] or "")
-    both = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE | {"ways": 2}, MATCH))
+    both = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE | {"tensor_parallel": 2}, MATCH))
     one = rows_of(scenario({"name": "ppd", "exit_layer": 20, "candidates": 1}, ROOFLINE, MATCH))
     for row, single in zip(both, one, strict=True):
-        assert row["held_units"] == 4
-        assert row["mean_units"] == pytest.approx(2 * single["mean_units"], rel=1e-2)
+        assert row["reserved_units"] == 4
+        assert row["mean_busy_units"] == pytest.approx(2 * single["mean_busy_units"], rel=1e-2)
         assert row["compute_per_token"] == pytest.approx(single["compute_per_token"], rel=1e-2)
 
 
@@ -130,12 +130,12 @@ APART: dict[str, tuple[Tables, Tables, int]] = {
 def test_a_smaller_model_on_its_own_unit_holds_one_device(name: str) -> None:
     """Its layers are not split: of four devices a unit for the target and one for each smaller model, at work and reserved."""
     method, outcomes, smaller = APART[name]
-    costs = ROOFLINE | {"ways": 4, "draft_shape": "llama-68m"} | ({"medium_shape": "llama-2-7b"} if smaller == 2 else {})
-    tables = scenario(method | {"placement": "apart"}, costs, outcomes, event_replications=16)
+    costs = ROOFLINE | {"tensor_parallel": 4, "draft_shape": "llama-68m"} | ({"medium_shape": "llama-2-7b"} if smaller == 2 else {})
+    tables = scenario(method | {"placement": "separate"}, costs, outcomes, event_replications=16)
     rows = rows_of(tables)  # which warns, an error here, where views differ
     for row in rows:
-        assert row["held_units"] == row["units"] == 4 + smaller
-        assert row["mean_units"] < 4
+        assert row["reserved_units"] == row["units"] == 4 + smaller
+        assert row["mean_busy_units"] < 4
     run = trace.record(tables)
     busy = {role: sum(each.end - each.start for each in run.intervals if each.role == role and each.unit >= 0) for role in ROLES}
     assert busy["draft"] > 0
@@ -143,12 +143,13 @@ def test_a_smaller_model_on_its_own_unit_holds_one_device(name: str) -> None:
     assert 4 * run.busy == pytest.approx(4 * busy["target"] + busy["draft"] + busy["medium"], rel=1e-12)
     together = rows_of(scenario(method, costs, outcomes, event_replications=16))
     for row, beside in zip(rows, together, strict=True):
-        assert beside["held_units"] == 4
+        assert beside["reserved_units"] == 4
         assert row["busy_layers"] < beside["busy_layers"]
 
 
 SEVENTY: Tables = {
-    "kind": "profile", "profile": "h100-llama-2-70b", "draft_profile": "h100-operations", "draft_shape": "llama-68m", "ways": 4,
+    "kind": "profile", "profile": "h100-llama-2-70b", "draft_profile": "h100-operations", "draft_shape": "llama-68m",
+    "tensor_parallel": 4,
 }  # fmt: skip
 
 
@@ -163,8 +164,8 @@ def test_speed_ups_are_over_plain_decoding_on_the_same_devices() -> None:
             assert row["speedup"] == pytest.approx(step["latency_s"] / row["latency_s"], rel=1e-9)
             assert 1 < row["speedup"] <= row["tokens_per_round"] < 1.05 * (1 - 0.7 ** (length + 1)) / 0.3
             assert row["compute_per_token"] == pytest.approx(1 / row["speedup"], rel=1e-9)
-            assert row["held_units"] == 4
-            assert row["mean_units"] == pytest.approx(4)
+            assert row["reserved_units"] == 4
+            assert row["mean_busy_units"] == pytest.approx(4)
             assert row["speedup_over_one_device"] is None
         assert not {"speedup_over_one_device_low", "speedup_over_one_device_input_low"} & {
             name for name, value in drafting[1].items() if value is not None
@@ -178,7 +179,7 @@ def target_of(cost: Tables) -> Tables:
 def test_over_one_device_where_the_batch_fits_it() -> None:
     """13 billion weights fit one A100 of 80 GB, with the cache of eight sequences and not of 160."""
     method = {"name": "speculative", "draft_length": 3}
-    drafting = ROOFLINE | {"draft_shape": "llama-68m", "ways": 4}
+    drafting = ROOFLINE | {"draft_shape": "llama-68m", "tensor_parallel": 4}
     for batch, fits in ((8, True), (160, False)):
         for batching in ("static", "continuous", "lockstep"):
             own = method | {"sequences": batch, "batching": batching}
@@ -186,12 +187,12 @@ def test_over_one_device_where_the_batch_fits_it() -> None:
             assert row["memory_share"] < 1
             assert (row["speedup_over_one_device"] is not None) == fits
             if fits:
-                times = [float(step_time(a100(ways=ways), 528, batch).seconds) for ways in (1, 4)]
+                times = [float(step_time(a100(tensor_parallel=tensor_parallel), 528, batch).seconds) for tensor_parallel in (1, 4)]
                 assert row["speedup_over_one_device"] == pytest.approx(row["speedup"] * times[0] / times[1], rel=1e-6)
 
 
 def test_a_sampled_speed_up_over_one_device_has_the_interval_of_its_sample() -> None:
-    cost = ROOFLINE | {"draft_shape": "llama-68m", "ways": 2}
+    cost = ROOFLINE | {"draft_shape": "llama-68m", "tensor_parallel": 2}
     row = rows_of(scenario({"name": "speculative", "draft_length": 3}, cost, ACCEPT, views=["paths"]))[0]
     for end in ("low", "high"):
         share = row[f"speedup_{end}"] / row["speedup"]
@@ -206,13 +207,15 @@ def test_memory_is_looked_at_before_anything_runs() -> None:
     assert row["memory_share"] == pytest.approx(found.share)
     beside = rows_of(scenario({"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}, ACCEPT))[0]
     alone = rows_of(
-        scenario({"name": "speculative", "draft_length": 3, "placement": "apart"}, ROOFLINE | {"draft_shape": "llama-68m"}, ACCEPT)
+        scenario(
+            {"name": "speculative", "draft_length": 3, "placement": "separate"}, ROOFLINE | {"draft_shape": "llama-68m"}, ACCEPT
+        )
     )[0]
     assert beside["memory_share"] > alone["memory_share"]
 
 
 def test_a_batch_of_texts_is_a_width_of_texts() -> None:
-    method = {"name": "skipdecode", "min_layers": 40, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence": 32}
+    method = {"name": "skipdecode", "min_layers": 40, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence_length": 32}
     found = rows_of(scenario(method | {"sequences": 8, "batching": "static"}, ROOFLINE))
     step = float(pass_time(a100(), 1, 528, 8).seconds)
     for row in found:
@@ -258,7 +261,7 @@ def test_a_point_is_priced_for_the_widths_batches_and_devices_of_its_method(monk
     monkeypatch.setattr("sim.scenarios.hardware_cost.cost_models.memory", recording(memory, rooms))
     drafting, draft = {"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}
     plain = {"prompt": 512, "tokens": 32, "batch": 1, "widest": 1, "texts": False, "together": 1, "busy": 0}
-    skipping = {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence": 40}
+    skipping = {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence_length": 40}
     taking = {"dispatch": 1e-3, "dispatch_per_process": 2e-3, "link": 3e-3, "promotion": 4e-3, "state_check": 5e-3}
     in_seconds = {f"{name}_s": seconds for name, seconds in taking.items() if name != "state_check"} | {"dispatch_law": "tree"}
     several = {"sequences": 4, "batching": "static"}
@@ -266,20 +269,21 @@ def test_a_point_is_priced_for_the_widths_batches_and_devices_of_its_method(monk
         ({"name": "autoregressive", "sequences": 3}, ROOFLINE | {"prompt": 100}, None, {"prompt": 100, "batch": 3}, None, 3),
         (drafting | {"sequences": 4, "batching": "lockstep"}, draft, ACCEPT, {"batch": 4, "widest": 4}, None, 4),
         (drafting | several, draft | {"draft_step_s": 1e-3}, ACCEPT, {"widest": 4, "together": 4}, None, 4),
-        (drafting | several, draft | {"ways": 2, "step_s": 2e-3}, ACCEPT, {"widest": 4, "together": 4}, {"together": 4}, 4),
-        (drafting | {"sequences": 4, "placement": "apart"}, draft | {"ways": 2}, ACCEPT, {"batch": 4, "widest": 4},
+        (drafting | several, draft | {"tensor_parallel": 2, "step_s": 2e-3}, ACCEPT, {"widest": 4, "together": 4}, {"together": 4},
+         4),
+        (drafting | {"sequences": 4, "placement": "separate"}, draft | {"tensor_parallel": 2}, ACCEPT, {"batch": 4, "widest": 4},
          {"batch": 4}, 4),
-        (skipping | several, ROOFLINE | {"ways": 2, "step_s": 1e-3}, None, {"widest": 4, "texts": True},
+        (skipping | several, ROOFLINE | {"tensor_parallel": 2, "step_s": 1e-3}, None, {"widest": 4, "texts": True},
          {"widest": 4, "texts": True}, 4),
-        (PPD, ROOFLINE | in_seconds | {"ways": 2}, MATCH, {"handed_over": 20}, {}, 1),
+        (PPD, ROOFLINE | in_seconds | {"tensor_parallel": 2}, MATCH, {"handed_over": 20}, {}, 1),
         ({"name": "early_exit", "measure": "state"}, ROOFLINE | {"state_check_s": 5e-3}, LEAVING, {}, None, 1),
     ):  # fmt: skip
         asked.clear(), rooms.clear()
         case = Grid(scenario(method, cost, law)).case(0)
-        ways, prompt = cost.get("ways", 1), cost.get("prompt", 512)
+        tensor_parallel, prompt = cost.get("tensor_parallel", 1), cost.get("prompt", 512)
         (target, found), *others = asked
-        assert (target.ways, target.step_s) == (ways, cost.get("step_s", 0.0))
-        layer = float(a100(ways=ways).layer(1, prompt + 16, own.get("batch", 1)).seconds)
+        assert (target.tensor_parallel, target.step_s) == (tensor_parallel, cost.get("step_s", 0.0))
+        layer = float(a100(tensor_parallel=tensor_parallel).layer(1, prompt + 16, own.get("batch", 1)).seconds)
         more = {name: cost.get(f"{name}_s", 0.0) / layer for name in taking}
         assert found["more"].pop("dispatch_law") == cost.get("dispatch_law", "linear")
         assert found.pop("more") == pytest.approx(more)
@@ -287,16 +291,17 @@ def test_a_point_is_priced_for_the_widths_batches_and_devices_of_its_method(monk
         assert found.pop("medium") is None
         assert (small is None) == ("draft_shape" not in cost)
         if small is not None:
-            assert (small.shape, small.ways, small.step_s) == (preset("llama-68m"), 1, cost.get("draft_step_s", 0.0))
+            assert (small.shape, small.tensor_parallel, small.step_s) == (preset("llama-68m"), 1, cost.get("draft_step_s", 0.0))
         assert found == plain | {"handed_over": 0} | own
-        assert [(of.ways, of.step_s, each) for of, each in others] == (
+        assert [(of.tensor_parallel, of.step_s, each) for of, each in others] == (
             [] if alone is None else [(1, cost.get("step_s", 0.0), plain | alone)]
         )
-        also = () if small is None or method.get("placement") == "apart" else (preset("llama-68m"),)
+        also = () if small is None or method.get("placement") == "separate" else (preset("llama-68m"),)
         here = {"context": prompt + 32, "batch": sequences, "memory": (DEVICES["a100"].memory_bytes,)}
         both = [{"context": prompt + 32, "batch": sequences, "memory": (DEVICES["a100"].memory_bytes,)}] * (alone is not None)
         assert [(of, each) for of, each in rooms] == [
-            *((preset("llama-2-13b"), each) for each in both), (preset("llama-2-13b"), here | {"ways": ways, "also": also}),
+            *((preset("llama-2-13b"), each) for each in both),
+            (preset("llama-2-13b"), here | {"tensor_parallel": tensor_parallel, "also": also}),
         ]  # fmt: skip
         assert case.settings.tokens == 32
 
@@ -308,7 +313,7 @@ def test_a_model_that_just_fits_one_device_is_held_against_it(tmp_path: Path) ->
         path = tmp_path / f"device{spare}.toml"
         small = replace(DEVICES["a100"], name="small", memory_bytes=float(needed + spare))
         path.write_text(devices.written(small), encoding="utf-8")
-        cost = ROOFLINE | {"device": str(path), "shape": "llama-68m", "ways": 2, "prompt": 100}
+        cost = ROOFLINE | {"device": str(path), "shape": "llama-68m", "tensor_parallel": 2, "prompt": 100}
         (row,) = rows_of(scenario({"name": "autoregressive", "layers": 2, "sequences": 3}, cost, views=["formula"]))
         assert (row["speedup_over_one_device"] is None) == (spare < 0)
 
@@ -316,10 +321,13 @@ def test_a_model_that_just_fits_one_device_is_held_against_it(tmp_path: Path) ->
 def test_a_draft_that_has_a_device_of_its_own_holds_one_of_those_of_a_unit() -> None:
     """In the middle of what is known of its costs and at both ends; with as few units as the target has it lies on all of these."""
     drafting, draft = {"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}
-    for ways, placement, units, share in (
-        (1, "apart", None, 1.0), (4, "together", None, 1.0), (4, "apart", None, 0.25), (4, "apart", 2, 0.25), (4, "apart", 1, 1.0),
+    for tensor_parallel, placement, units, share in (
+        (1, "separate", None, 1.0), (4, "colocated", None, 1.0), (4, "separate", None, 0.25), (4, "separate", 2, 0.25),
+        (4, "separate", 1, 1.0),
     ):  # fmt: skip
-        tables = scenario(drafting | {"placement": placement}, draft | {"ways": ways}, ACCEPT, views=["events"])
+        tables = scenario(
+            drafting | {"placement": placement}, draft | {"tensor_parallel": tensor_parallel}, ACCEPT, views=["events"]
+        )
         case = Grid(tables | ({} if units is None else {"cluster": {"units": units}})).case(0)
         assert case.priced is not None
         point = case.priced.point
@@ -329,11 +337,11 @@ def test_a_draft_that_has_a_device_of_its_own_holds_one_of_those_of_a_unit() -> 
 def test_split_layers_are_held_against_one_device_whose_host_is_as_busy(tmp_path: Path) -> None:
     """By a profile of whole layers, which take half as long on two devices and three times as long beside another unit at work."""
     rows: list[dict[str, Any]] = [
-        {"part": "layer", "width": 1, "context": context, "batch": 1, "busy": busy, "ways": ways,
-         "time_s": 1e-4 * (1 + 2 * busy) / ways}
-        for busy in (0, 1) for ways in (1, 2) for context in (0, 1024)
+        {"part": "layer", "width": 1, "context": context, "batch": 1, "busy": busy, "tensor_parallel": tensor_parallel,
+         "time_s": 1e-4 * (1 + 2 * busy) / tensor_parallel}
+        for busy in (0, 1) for tensor_parallel in (1, 2) for context in (0, 1024)
     ]  # fmt: skip
-    rows += [{"part": "head", "positions": 1, "ways": ways, "time_s": 5e-5} for ways in (1, 2)]
+    rows += [{"part": "head", "positions": 1, "tensor_parallel": tensor_parallel, "time_s": 5e-5} for tensor_parallel in (1, 2)]
     made = Profile(
         name="split", device="h100", model="llama-68m", dtype="bfloat16", engine="none", mode="eager", kind="model",
         provenance="measured", date="2026-11-21", bandwidth=1e12, rate=1e14, cache_bytes=1e8, table=table_of(rows),
@@ -341,7 +349,7 @@ def test_split_layers_are_held_against_one_device_whose_host_is_as_busy(tmp_path
     )  # fmt: skip
     path = profile_files.save(made, tmp_path)
     for busy in (0, 1):
-        cost = {"kind": "profile", "profile": str(path), "ways": 2, "busy": busy, "prompt": 100}
+        cost = {"kind": "profile", "profile": str(path), "tensor_parallel": 2, "busy": busy, "prompt": 100}
         (row,) = rows_of(scenario({"name": "autoregressive", "layers": 2}, cost, views=["formula"]))
         layers = 2 * 1e-4 * (1 + 2 * busy)
         assert row["speedup_over_one_device"] == pytest.approx((layers + 5e-5) / (layers / 2 + 5e-5), rel=1e-9)
@@ -378,7 +386,7 @@ def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
     done = CliRunner().invoke(app, ["run", *_written(tables, measured.parent), "--view", "formula"])
     assert done.exit_code == 0, done.output
     said = " ".join(done.stdout.split())
-    assert "by-hand.json: measured (by hand); prompt 512, ways 1" in said
+    assert "by-hand.json: measured (by hand); prompt 512, tensor_parallel 1" in said
     assert "costs are those at mid-context" in said
     assert "whether weights and cache fit was not checked" in said
     assert "not measured, assumed 0 (column cost_missing): embedding" in said
@@ -401,11 +409,11 @@ def _written(tables: dict[str, Any], folder: Path) -> list[str]:
 
 def test_methods_may_change_single_costs_of_what_holds_for_all() -> None:
     tables = scenario({"name": "autoregressive"}, ROOFLINE)
-    tables["method"].append({"name": "autoregressive", "layers": 40, "cost": {"ways": 2}})
+    tables["method"].append({"name": "autoregressive", "layers": 40, "cost": {"tensor_parallel": 2}})
     tables["sweep"] = {"cost.device": ["a100", "h100"]}
     grid = Grid(tables)
     cases = [grid.case(point) for point in range(grid.points)]
-    assert [case.ways for case in cases] == [1, 1, 2, 2]
+    assert [case.tensor_parallel for case in cases] == [1, 1, 2, 2]
     seconds = [case.seconds_per_layer for case in cases]
     assert len(set(seconds)) == 4
     whole = copy.deepcopy(tables)
@@ -426,7 +434,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"kind": "profile", "profile": "h100-operations"}, "cost: profile: h100-operations is of operations: name the shape"),
     ({}, H100 | {"shape": "opt-1.3b"}, "cost: profile: h100-llama-2-13b is of llama-2-13b, not of opt-1.3b"),
     ({}, H100 | {"dtype": "float8"}, "cost: profile: dtype must be bfloat16, what h100-llama-2-13b is of, got 'float8'; it covers"),
-    ({}, H100 | {"ways": 3}, "cost: profile: ways must be one of 1, 2, 4, 8, what profile"),
+    ({}, H100 | {"tensor_parallel": 3}, "cost: profile: tensor_parallel must be one of 1, 2, 4, 8, what profile"),
     ({}, H100 | {"busy": 1}, "busy must be 0, what profile h100-llama-2-13b has, got 1"),
     ({}, H100 | {"device": "h100"}, "cost: device is not used by kind 'profile'; leave it out"),
     ({}, ROOFLINE | {"profile": "x"}, "cost: profile is not used by kind 'roofline'; leave it out"),
@@ -435,8 +443,8 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, ROOFLINE | {"shape": "llama"}, "cost: unknown shape 'llama'"),
     ({}, ROOFLINE | {"dtype": "bf16"}, "cost: unknown dtype 'bf16'"),
     ({}, ROOFLINE | {"device": "v100"}, "cost: dtype must be one of float16, float32"),
-    ({}, ROOFLINE | {"ways": 3}, "ways must divide heads=40, got 3"),
-    ({}, ROOFLINE | {"ways": 0}, "cost: ways must be between 1 and 1024, got 0"),
+    ({}, ROOFLINE | {"tensor_parallel": 3}, "tensor_parallel must divide heads=40, got 3"),
+    ({}, ROOFLINE | {"tensor_parallel": 0}, "cost: tensor_parallel must be between 1 and 1024, got 0"),
     ({"sequences": 0}, ROOFLINE, "method: sequences must be between 1 and 100000, got 0"),
     ({}, ROOFLINE | {"prompt": -1}, "cost: prompt must be between 0 and 1000000, got -1"),
     (PPD, ROOFLINE | {"link_s": -1}, "cost: link_s must be between 0 and 1e+06, got -1"),
@@ -457,7 +465,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 def test_an_axis_of_costs_has_a_column_beside_a_parameter_of_its_name() -> None:
     """`prompt` is where SkipDecode's schedule begins; `cost.prompt` is how many positions are cached."""
-    method = {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "prompt": 4, "sequence": 64}
+    method = {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "prompt": 4, "sequence_length": 64}
     found = sim.run(scenario(method, ROOFLINE) | {"sweep": {"cost.prompt": [64, 640]}}, out=None, views=["formula"])
     assert found.select("prompt", "cost.prompt").rows() == [(4, 64), (4, 640)]
     assert found["tpot_ms"].is_sorted()
@@ -542,7 +550,7 @@ def test_what_nobody_has_timed_is_said() -> None:
     assert missing(H100) == "step"
     reader = {"kind": "profile", "profile": "a40-llama-2-7b"}
     assert missing(reader, {"name": "ppd", "layers": 32, "exit_layer": 16, "candidates": 1}) == "step"
-    split = rows_of(scenario({"name": "autoregressive", "layers": 32}, reader | {"ways": 2}))[0]
+    split = rows_of(scenario({"name": "autoregressive", "layers": 32}, reader | {"tensor_parallel": 2}))[0]
     assert split["cost_missing"] == "step, all_reduce"
     alone = {"kind": "profile", "profile": "rtx-4090-llama-3.1-8b"}
     assert rows_of(scenario({"name": "autoregressive", "layers": 32}, alone))[0]["cost_missing"] is None
@@ -556,7 +564,7 @@ def test_batched_candidates_take_the_time_of_many_units_on_two() -> None:
     for k in (3, 5):
         rows = table.filter((pl.col("method") == "ppd") & (pl.col("candidates") == k))
         apart, batched = (rows.row(by_predicate=pl.col("batched") == value, named=True) for value in (False, True))
-        assert (apart["held_units"], batched["held_units"]) == (k + 1, 2)
+        assert (apart["reserved_units"], batched["reserved_units"]) == (k + 1, 2)
         assert 1 < batched["speedup"] <= apart["speedup"] < 1.02 * batched["speedup"]
         assert batched["compute_per_token"] < apart["compute_per_token"] / 1.5
         assert batched["match_rate"] == apart["match_rate"]
@@ -578,7 +586,7 @@ def test_operations_of_batched_candidates_are_those_of_as_many_units() -> None:
 def test_tensor_parallel_scenario_says_who_wins() -> None:
     table = sim.run("ppd-against-tensor-parallel", out=None, views=["formula"])
     for (name,), part in table.group_by("cost.profile" if "cost.profile" in table.columns else "profile"):
-        held = {int(units): group for (units,), group in part.group_by("held_units")}
+        held = {int(units): group for (units,), group in part.group_by("reserved_units")}
         for units in (2, 4):
             pipelined = held[units].filter(pl.col("method") == "ppd")["speedup_over_one_device"].max()
             split = held[units].filter(pl.col("method") == "autoregressive")["speedup_over_one_device"].max()

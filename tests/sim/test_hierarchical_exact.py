@@ -77,7 +77,7 @@ class Runner:
             return int(p.argmax())
         if step.kind == "sample":
             return self.choose(p.tolist())
-        if step.kind == "chance":
+        if step.kind == "probability":
             self.asked.append((context, float(p[step.token])))
             return float(p[step.token])
         if step.kind == "uniform":
@@ -288,7 +288,7 @@ def test_bad_input(call: Any, message: str) -> None:
 def test_the_longest_draft_and_the_units() -> None:
     assert [chosen(reading, 250).longest_draft for reading in READINGS] == [250, 250, 251, 250]
     assert [chosen(reading, 250).widest for reading in READINGS] == [251, 251, 252, 251]
-    assert (chosen("reuse", 2).units, chosen("reuse", 2, placement="apart").units) == (1, 3)
+    assert (chosen("reuse", 2).units, chosen("reuse", 2, placement="separate").units) == (1, 3)
 
 
 # --- Scenarios --------------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def scenario(reading: str = "reuse", accept: Any = LAWS[0], medium: Any = LAWS[0
     if reading == "recursive":
         method["inner_draft_length"] = 1
     method |= more.pop("method", {})
-    link = {"link": 0.25} if method.get("placement") == "apart" else {}
+    link = {"link": 0.25} if method.get("placement") == "separate" else {}
     return {
         "scenario": {"name": "small", "tokens": 20, "replications": 4096, "event_replications": 40},
         "method": [method], "outcomes": {"accept": accept, "medium_accept": medium},
@@ -321,7 +321,7 @@ def scenario(reading: str = "reuse", accept: Any = LAWS[0], medium: Any = LAWS[0
 @pytest.mark.parametrize("index", range(len(LAWS)))
 def test_three_views_of_every_law(reading: str, index: int) -> None:
     medium = LAWS[index] if LAWS[index]["kind"] in ("iid", "markov", "by-position", "replay") else LAWS[0]
-    given = scenario(reading, LAWS[index], medium, method={"placement": "apart"}, verify_cost=[[1, 1.0], [2, 1.25], [5, 2.0]])
+    given = scenario(reading, LAWS[index], medium, method={"placement": "separate"}, verify_cost=[[1, 1.0], [2, 1.25], [5, 2.0]])
     table = sim.run(given)
     formula, paths, events = ({row["view"]: row for row in table.to_dicts()}[name] for name in ("formula", "paths", "events"))
     assert events["paths_difference"] <= 1e-12 * paths["latency_layers"] * 20
@@ -332,7 +332,7 @@ def test_three_views_of_every_law(reading: str, index: int) -> None:
     if reading != "recursive":
         # So many decodings know a deviation to sqrt((kurtosis - 1) / 4 / 4096): a tenth is five of that at a kurtosis of 7.
         assert paths["latency_sd_layers"] == pytest.approx(formula["latency_sd_layers"], rel=0.1)
-    assert (formula["held_units"], events["peak_units"]) == (3, 1)
+    assert (formula["reserved_units"], events["peak_units"]) == (3, 1)
 
 
 def test_a_medium_model_slower_than_the_large_one_must_be_meant() -> None:

@@ -28,13 +28,13 @@ def honest() -> measured_runs.MeasuredRuns:
         decoded("autoregressive", 6, {}), decoded("speculative", 6, {"acceptance_rate": 0.7}, draft_length=2),
         decoded("ppd", 6, {"match_rate": 0.6}, exit_layer=8, candidates=1),
     ]  # fmt: skip
-    return runs_of(made, profiles(head=2e-3, wake=1e-3, turn=1e-4), units=[1, 1, 2])
+    return runs_of(made, profiles(head=2e-3, wake=1e-3, scheduling=1e-4), units=[1, 1, 2])
 
 
 def put(folder: Path, about: Callable[[dict[str, Any]], dict[str, Any]] | None = None, table: pl.DataFrame | None = None) -> Path:
     """The honest runs with something changed, and the profiles beside them; checksums are right."""
     found = honest()
-    named = {role: profile_files.save(each, folder).name for role, each in profiles(head=2e-3, wake=1e-3, turn=1e-4).items()}
+    named = {role: profile_files.save(each, folder).name for role, each in profiles(head=2e-3, wake=1e-3, scheduling=1e-4).items()}
     own = measured_runs.MeasuredRuns(
         found.log, found.table, dict(found.about) | {"profiles": {role: named[role] for role in found.log.models}}
     )
@@ -89,7 +89,7 @@ IMPOSSIBLE = [
     ((2, "repeat", 1), "row 3, column repeat: decoding 0 was timed for repeat 1 in row 2 already"),
     ((2, "decoding", 3), "row 3, column decoding: must be 0 to 2, got 3"),
     ((2, "decoding", -1), "row 3, column decoding"),
-    ((2, "turn", -1), "row 3, column turn"),
+    ((2, "run_order", -1), "row 3, column run_order"),
     ((3, "pass_s", [0.1, 0.1]), "row 4, column pass_s: must be 3 numbers"),
     ((3, "pass_s", [0.0, -0.1, 0.0]), "row 4, column pass_s: must be at least 0, got -0.1"),
     ((3, "pass_s", [0.0, math.nan, 0.0]), "row 4, column pass_s"),
@@ -144,7 +144,7 @@ def test_whatever_is_said_of_runs_is_taken_or_refused_in_a_line(key: str, tmp_pa
         assert done.exit_code in (0, 2), (key, value, done.exception)
         assert done.exit_code == 0 or len(done.stderr.splitlines()) == 1, (key, value, done.stderr)
         assert done.exit_code == 2 or not isinstance(done.exception, Exception)
-    if key not in ("apart", "mode", "devices"):
+    if key not in ("unit_kind", "mode", "devices"):
         without = put(tmp_path, lambda about: {each: value for each, value in about.items() if each != key})
         assert f"about.{key} is missing" in refused(without)
 
@@ -153,7 +153,7 @@ def test_a_file_imports_nothing(tmp_path: Path) -> None:
     path = put(tmp_path)
     reads = tmp_path / "own.reads.json"
     said = json.loads(reads.read_text())
-    said["texts"][0]["method"] = "this.module"
+    said["decodings"][0]["method"] = "this.module"
     reads.write_text(json.dumps(said))
     own = json.loads(path.read_text())
     path.write_text(json.dumps(own | {"reads_sha256": hashlib.sha256(reads.read_bytes()).hexdigest()}))

@@ -14,10 +14,10 @@ from sim.commands.sim_app import app
 from tests.project.test_bad_input import one_line, put, refused
 
 SCENARIO = '[scenario]\nname = "small"\ntokens = 8\nreplications = 16\n\n'
-BILD = '[[method]]\nname = "bild"\nlayers = 8\nmaximum_draft = 3\n\n'
+BILD = '[[method]]\nname = "bild"\nlayers = 8\nmax_draft_length = 3\n\n'
 THRESHOLDS = BILD.rstrip() + "\nfallback_threshold = 0.5\nrollback_threshold = 2.0\n\n"
 SKIP = '[[method]]\nname = "skipdecode"\nbatching = "static"\n'
-SKIP += 'layers = 8\nmin_layers = 3\nmax_layers = 6\nprompt = 4\nsequence = 20\n\n'
+SKIP += 'layers = 8\nmin_layers = 3\nmax_layers = 6\nprompt = 4\nsequence_length = 20\n\n'
 EXIT = '[[method]]\nname = "early_exit"\nbatching = "static"\nlayers = 4\nmeasure = "state"\n\n'
 FIXED = '[[method]]\nname = "early_exit"\nlayers = 4\nexit_layer = 2\n\n'
 PLAIN = '[[method]]\nname = "autoregressive"\nlayers = 8\n\n'
@@ -71,10 +71,10 @@ SET: list[tuple[str, str, list[str]]] = [
     (LITTLE, "outcomes.kind=threshold", ["unknown outcomes.kind 'threshold'", "did you mean thresholds?"]),
     (LITTLE, "outcomes.kind=hazards", ["unknown outcomes.kind 'hazards'", "by-position, rates, replay, thresholds"]),
     (LITTLE, "outcomes.kind=by-position", ["fallback_rates", "rollback_rates", "of outcomes.kind 'by-position'"]),
-    (LITTLE, "method.maximum_draft=0", ["maximum_draft", "between 1 and 250", "got 0"]),
-    (LITTLE, "method.maximum_draft=251", ["maximum_draft", "between 1 and 250", "got 251"]),
-    (LITTLE, "method.maximum_draft=2.5", ["maximum_draft", "whole number", "got 2.5"]),
-    (LITTLE, "method.max_draft=3", ["bild takes no max_draft", "did you mean maximum_draft?"]),
+    (LITTLE, "method.max_draft_length=0", ["max_draft_length", "between 1 and 250", "got 0"]),
+    (LITTLE, "method.max_draft_length=251", ["max_draft_length", "between 1 and 250", "got 251"]),
+    (LITTLE, "method.max_draft_length=2.5", ["max_draft_length", "whole number", "got 2.5"]),
+    (LITTLE, "method.max_draft=3", ["bild takes no max_draft", "did you mean max_draft_length?"]),
     (LITTLE, "method.fallback_threshold=0.5", ["fallback_threshold", "no bearing on outcomes.kind 'rates'", "leave it out"]),
     (LITTLE, "method.rollback_threshold=inf", ["rollback_threshold", "no bearing on outcomes.kind 'rates'", "a record"]),
     (LITTLE, "method.fallback_threshold=1.5", ["fallback_threshold", "between 0 and 1", "got 1.5"]),
@@ -82,7 +82,7 @@ SET: list[tuple[str, str, list[str]]] = [
     (LITTLE, "method.rollback_threshold=nan", ["rollback_threshold", "at least 0", "got nan"]),
     (LITTLE, "method.rollback_threshold=far", ["rollback_threshold", "a number", "got 'far'"]),
     (LITTLE, "method.variant=codee", ["unknown variant 'codee'", "did you mean code?"]),
-    (LITTLE, "method.placement=aparrt", ["unknown placement 'aparrt'", "did you mean apart?"]),
+    (LITTLE, "method.placement=aparrt", ["unknown placement 'aparrt'", "did you mean separate?"]),
     (LITTLE, "method.draft_layers=0", ["draft_layers", "between 1 and", "got 0"]),
     (LITTLE, "method.exit_layer=4", ["cost.cost_ratio", "used by no method", "leave it out"]),
     (LITTLE, "cost.cost_ratio=-1", ["cost_ratio", "between 0 and", "got -1"]),
@@ -97,10 +97,10 @@ SET: list[tuple[str, str, list[str]]] = [
     (LATE, "method.max_layers=9", ["max_layers", "between 1 and layers=8", "got 9"]),
     (LATE, "method.warm_up=4", ["warm_up", "between 0 and min_layers=3", "got 4"]),
     (LATE, "method.warm_up=-1", ["warm_up", "between 0 and min_layers=3", "got -1"]),
-    (LATE, "method.prompt=20", ["prompt", "between 0 and sequence-1=19", "got 20"]),
-    (LATE, "method.prompt=21", ["prompt", "between 0 and sequence-1=19", "got 21"]),
-    (LATE, "method.sequence=0", ["sequence", "between 1 and", "got 0"]),
-    (LATE, "scenario.tokens=17", ["tokens", "at most sequence-prompt=16", "got 17", "a longer sequence or fewer tokens"]),
+    (LATE, "method.prompt=20", ["prompt", "between 0 and sequence_length-1=19", "got 20"]),
+    (LATE, "method.prompt=21", ["prompt", "between 0 and sequence_length-1=19", "got 21"]),
+    (LATE, "method.sequence_length=0", ["sequence_length", "between 1 and", "got 0"]),
+    (LATE, "scenario.tokens=17", ["tokens", "at most sequence_length-prompt=16", "got 17", "a longer sequence or fewer tokens"]),
     (LATE, "method.rounding=up", ["unknown rounding 'up'", "ceil, floor, half-even, half-up"]),
     (LATE, "method.power=-1", ["power", "at least 0", "got -1"]),
     (LATE, "method.sequences=0", ["sequences", "between 1 and 100000", "got 0"]),
@@ -172,7 +172,8 @@ TOGETHER: list[tuple[str, list[str], list[str]]] = [
     (LITTLE.replace(COST, ""), ["method.exit_layer=0"], ["exit_layer", "between 1 and layers-1=7", "got 0"]),
     (LITTLE.replace(COST, ""), ["method.exit_layer=8"], ["exit_layer", "between 1 and layers-1=7", "got 8"]),
     (LITTLE.replace(COST, ""), ["method.exit_layer=4", "method.variant=code"], ["variant", "'paper'", "exit_layer", "got 'code'"]),
-    (LITTLE.replace(COST, ""), ["method.exit_layer=4", "method.placement=apart"], ["placement", "'together'", "got 'apart'"]),
+    (LITTLE.replace(COST, ""), ["method.exit_layer=4", "method.placement=separate"],
+     ["placement", "'colocated'", "got 'separate'"]),
     (LITTLE.replace(COST, ""), ["method.exit_layer=4", "method.draft_layers=2"], ["draft_layers", "exit_layer", "got 2"]),
     (LITTLE, ["method.layers=24", "cost.shape=t5-large"], ["cost.draft_shape is required", "beside cost.shape", "or none"]),
     (
@@ -210,8 +211,8 @@ SWEEPS: list[tuple[str, str, list[str]]] = [
     (LITTLE, "outcomes.fallback_rate=0.1,1.5", ["fallback_rate", "between 0 and 1", "got 1.5"]),
     (LITTLE, "outcomes.rollback_rate=0.1,nan", ["rollback_rate", "between 0 and 1", "got nan"]),
     (LITTLE, "outcomes.rollback_rate=0:2:900", ["rollback_rate", "between 0 and 1", "got 2"]),
-    (LITTLE, "method.maximum_draft=0:3:4", ["maximum_draft", "between 1 and 250", "got 0"]),
-    (LATE, "scenario.tokens=8,17", ["tokens", "at most sequence-prompt=16", "got 17"]),
+    (LITTLE, "method.max_draft_length=0:3:4", ["max_draft_length", "between 1 and 250", "got 0"]),
+    (LATE, "scenario.tokens=8,17", ["tokens", "at most sequence_length-prompt=16", "got 17"]),
     (LATE, "method.min_layers=3,7", ["min_layers", "between 1 and max_layers=6", "got 7"]),
     (LATE, "method.sequences=1,0", ["sequences", "between 1 and 100000", "got 0"]),
     (LATE, "method.lengths=[[8, 2], [9]]", ["lengths", "at most tokens=8", "got 9"]),
@@ -226,7 +227,7 @@ def test_an_axis(base: str, axis: str, fragments: list[str], tmp_path: Path, mon
     names(told(tmp_path, monkeypatch, base, ["--sweep", axis]), fragments)
 
 
-@pytest.mark.parametrize("key", ["min_layers", "max_layers", "prompt", "sequence"])
+@pytest.mark.parametrize("key", ["min_layers", "max_layers", "prompt", "sequence_length"])
 def test_what_a_schedule_needs(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, LATE.replace(f"\n{key} =", f"\n# {key} =")), [f"method.{key} is required", "no default"])
 

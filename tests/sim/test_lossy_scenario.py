@@ -28,8 +28,8 @@ from sim.scenarios.grid import Grid
 from tests.sim.test_sim_app import fits, schema_of_scenarios
 
 TOKENS = 12
-BILD = {"name": "bild", "layers": 8, "maximum_draft": 3}
-SKIP = {"name": "skipdecode", "layers": 8, "min_layers": 3, "max_layers": 6, "prompt": 4, "sequence": 30}
+BILD = {"name": "bild", "layers": 8, "max_draft_length": 3}
+SKIP = {"name": "skipdecode", "layers": 8, "min_layers": 3, "max_layers": 6, "prompt": 4, "sequence_length": 30}
 RAGGED: dict[str, Any] = {"sequences": 3, "batching": "static", "lengths": [12, 4, 7, 2]}
 EXIT = {"name": "early_exit", "layers": 4}
 RATES = {"kind": "rates", "fallback_rate": 0.25, "rollback_rate": 0.125}
@@ -131,7 +131,7 @@ def counted(variant: str, length: int) -> tuple[float, float, float]:
 @pytest.mark.parametrize("variant", ["paper", "code"])
 @pytest.mark.parametrize("length", [1, 3, 5])
 def test_the_agreement_that_a_record_tells(variant: str, length: int, record: str) -> None:
-    method = {**BILD, **AT, "variant": variant, "maximum_draft": length}
+    method = {**BILD, **AT, "variant": variant, "max_draft_length": length}
     table = sim.run(tables("bild", method=[method], outcomes={"kind": "thresholds", "file": record}), replications=4)
     fallback, rollback, agreement = counted(variant, length)
     assert rollback == (2 / 5 if variant == "paper" else 1 / 5)  # one of the two far ones is the large model's own
@@ -684,7 +684,7 @@ TRACED = {
     "bild": BILD,
     "bild-code": {**BILD, "variant": "code"},
     "bild-exit": {**BILD, "exit_layer": 2},
-    "bild-apart": {**BILD, "placement": "apart"},
+    "bild-apart": {**BILD, "placement": "separate"},
     "skipdecode": SKIP,
     "skipdecode-batch": {**SKIP, "sequences": 2, "batching": "static", "lengths": [12, 3, 5]},
     "early_exit": EXIT,

@@ -93,7 +93,7 @@ FORCED: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = [
     ({"name": "hierarchical", "draft_length": 2},
      {"accept": {"kind": "iid", "acceptance_rate": 0.7}, "medium_accept": {"kind": "iid", "acceptance_rate": 0.8}},
      {"acceptance_rate": 0.7, "medium_acceptance_rate": 0.8}),
-    ({"name": "bild", "maximum_draft": 4}, {"kind": "rates", "fallback_rate": 0.3, "rollback_rate": 0.2},
+    ({"name": "bild", "max_draft_length": 4}, {"kind": "rates", "fallback_rate": 0.3, "rollback_rate": 0.2},
      {"fallback_rate": 0.3, "rollback_rate": 0.2}),
     ({"name": "early_exit", "first_check": 3}, {"kind": "hazards", "hazards": [0, 0] + [0.3] * 6}, {"exit_rate": 0.3}),
 ]  # fmt: skip

@@ -80,7 +80,7 @@ def test_a_nested_tree_that_overheads_let_grow_may_wait_and_says_so() -> None:
     for units in (4, 40):  # four generations of processes are alive at once, 1 + 3 + 9 + 27
         run = sim.run(tables(method=method, cost={"final_head": 8.0}, cluster={"units": units}), views=["events"])
         assert run["contended"].to_list() == [units < 40]
-        held[units] = run.select("latency_layers", "held_units", "mean_units").row(0)
+        held[units] = run.select("latency_layers", "reserved_units", "mean_busy_units").row(0)
     assert held[40][0] < held[4][0]  # with four units it waited
     assert held[40][1] >= held[40][2]  # nobody is busy on a unit that is not held
     plain = sim.run(tables(method=method), views=["events"])
@@ -101,7 +101,7 @@ def test_only_the_points_of_a_grid_that_cannot_be_fail() -> None:
 
 def test_units_held_are_those_that_there_are() -> None:
     run = sim.run(tables(cluster={"units": 1}))
-    assert dict(run.select("view", "held_units").iter_rows()) == {"formula": 1.0, "paths": 1.0, "events": 1.0}
+    assert dict(run.select("view", "reserved_units").iter_rows()) == {"formula": 1.0, "paths": 1.0, "events": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from sim.scenarios.grid import Grid
 from sim.views import evaluation, formula_view, metrics
 from sim.views.metrics import Sums
 
-COVERED = ("latency_layers", "busy_layers", "mean_units", "mean_units_per_run", "speedup")
+COVERED = ("latency_layers", "busy_layers", "mean_busy_units", "mean_busy_units_per_run", "speedup")
 
 
 def tables(**outcomes: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_sampling_intervals_cover_the_formula() -> None:
         assert stats.binomtest(count, samples, 0.95).pvalue > 1e-6, (name, count)
 
 
-def test_interval_of_mean_units_is_that_of_a_bootstrap() -> None:
+def test_interval_of_mean_busy_units_is_that_of_a_bootstrap() -> None:
     rng = np.random.default_rng(3)
     latency = rng.gamma(20, 50, 2000)
     busy = 2 * latency + rng.normal(0, 200, 2000) + 900
@@ -51,7 +51,7 @@ def test_interval_of_mean_units_is_that_of_a_bootstrap() -> None:
     chosen = rng.integers(0, 2000, (4000, 2000))
     spread = (busy[chosen].sum(axis=1) / latency[chosen].sum(axis=1)).std()
     # 4000 resamples know the deviation to about 1.1 %: 6 % is more than five of that.
-    assert wide["mean_units"] == pytest.approx(1.961 * spread, rel=0.06)
+    assert wide["mean_busy_units"] == pytest.approx(1.961 * spread, rel=0.06)
 
 
 @pytest.mark.parametrize("size", [2, 3, 10])
@@ -61,17 +61,19 @@ def test_intervals_of_few_replications_are_student_s(size: int) -> None:
     busy = latency * rng.uniform(1, 3, size)
     _, wide, spread = Sums.of(latency, busy).sampled(1280, 32)
     assert spread == pytest.approx(latency.std(ddof=1), rel=1e-9)
-    samples = {"latency_layers": latency, "busy_layers": busy, "mean_units_per_run": busy / latency}
+    samples = {"latency_layers": latency, "busy_layers": busy, "mean_busy_units_per_run": busy / latency}
     for name, sample in samples.items():
         interval = stats.t.interval(0.95, size - 1, sample.mean(), stats.sem(sample))
         assert wide[name] == pytest.approx((interval[1] - interval[0]) / 2, rel=1e-9), name
-    # The delta method: mean_units is a ratio of means.
+    # The delta method: mean_busy_units is a ratio of means.
     residual = busy - busy.mean() / latency.mean() * latency
-    assert wide["mean_units"] == pytest.approx(stats.t.ppf(0.975, size - 1) * stats.sem(residual) / latency.mean(), rel=1e-9)
+    assert wide["mean_busy_units"] == pytest.approx(stats.t.ppf(0.975, size - 1) * stats.sem(residual) / latency.mean(), rel=1e-9)
     assert wide["tpot_layers"] == pytest.approx(wide["latency_layers"] / 32)
-    assert wide["normalized_latency"] == pytest.approx(wide["latency_layers"] / 1280)
+    assert wide["relative_latency"] == pytest.approx(wide["latency_layers"] / 1280)
     assert wide["compute_per_token"] == pytest.approx(wide["busy_layers"] / 1280)
-    assert Sums.of(latency, busy).sampled(1280, 32, ways=4)[1]["compute_per_token"] == pytest.approx(wide["busy_layers"] / 5120)
+    assert Sums.of(latency, busy).sampled(1280, 32, tensor_parallel=4)[1]["compute_per_token"] == pytest.approx(
+        wide["busy_layers"] / 5120
+    )
 
 
 @pytest.mark.parametrize("value", [0.1, 1280.0, 1 / 3])
@@ -90,10 +92,10 @@ def test_one_replication_has_no_interval(tmp_path: Any) -> None:
 
 
 def test_estimates_of_whole_numbers_are_floats() -> None:
-    found = metrics.estimates(640, 1920, 3, 1280, 32, ways=2)
+    found = metrics.estimates(640, 1920, 3, 1280, 32, tensor_parallel=2)
     assert {name: float(value) for name, value in found.items()} == {
-        "latency_layers": 640, "tpot_layers": 20, "speedup": 2, "normalized_latency": 0.5, "busy_layers": 1920,
-        "compute_per_token": 0.75, "mean_units": 3, "mean_units_per_run": 3,
+        "latency_layers": 640, "tpot_layers": 20, "speedup": 2, "relative_latency": 0.5, "busy_layers": 1920,
+        "compute_per_token": 0.75, "mean_busy_units": 3, "mean_busy_units_per_run": 3,
     }  # fmt: skip
     assert metrics.estimates(640, 1920, 3, 1280, 32)["compute_per_token"] == 1.5  # on one device
     each = metrics.per_round(10, 4, 12, 15)

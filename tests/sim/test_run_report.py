@@ -21,7 +21,7 @@ from sim.commands.sim_app import app
 from sim.runs import run_report, sweep, verdict
 
 PPD = {"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 1}
-SKIP = {"name": "skipdecode", "layers": 8, "min_layers": 4, "max_layers": 8, "prompt": 0, "sequence": 8, "warm_up": 1,
+SKIP = {"name": "skipdecode", "layers": 8, "min_layers": 4, "max_layers": 8, "prompt": 0, "sequence_length": 8, "warm_up": 1,
         "sequences": 2, "batching": "static"}  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def test_what_is_not_known_of_rates_moves_a_speed_up_by_half_of_its_interval(tmp
 def test_an_interval_is_printed_as_plus_or_minus_half_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = printed(tables(PPD, views=("formula", "paths")), tmp_path, capsys)
     formula, paths = sweep.run(tables(PPD, views=("formula", "paths")), out=tmp_path / "again", jobs=1).frame().to_dicts()
-    for name in ("speedup", "mean_units"):
+    for name in ("speedup", "mean_busy_units"):
         half = (paths[f"{name}_high"] - paths[f"{name}_low"]) / 2
         assert f"{formula[name]:.4f}" in shown
         assert f"{paths[name]:.4f} ±{half:.4f}" in shown
@@ -253,7 +253,7 @@ def test_estimates_are_printed_once_and_two_in_a_table_where_there_is_room(tmp_p
             headings = [line for line in text.getvalue().splitlines() if {"formula", "paths", "events"} <= {*line.split()}]
             with_units = [line.rstrip().endswith("held") for line in headings]
             assert sum(with_units) == 1  # beside the mean of busy units
-            assert with_units.index(True) == own.index("mean units busy") // each
+            assert with_units.index(True) == own.index("mean busy units") // each
             assert text.getvalue().count("paths") == len(own) + 1  # and a note on both views
             assert all(len(line) <= width for line in text.getvalue().splitlines() if "±" in line)
 
@@ -276,8 +276,12 @@ def test_units_and_exactness_are_shown_where_they_tell_points_apart() -> None:
         changed = frame.with_columns(**{name: pl.Series(values) for name, values in columns.items()})
         return {"units", "exact"} & {*run_report.describing(changed)}
 
-    assert shown() == shown(units=[2, 3], held_units=[2, 3]) == shown(contended=[True, True]) == set()
-    assert shown(units=[2, 3], held_units=[2, 2]) == shown(units=[2, 3], held_units=[2, 3], contended=[False, True]) == {"units"}
+    assert shown() == shown(units=[2, 3], reserved_units=[2, 3]) == shown(contended=[True, True]) == set()
+    assert (
+        shown(units=[2, 3], reserved_units=[2, 2])
+        == shown(units=[2, 3], reserved_units=[2, 3], contended=[False, True])
+        == {"units"}
+    )
     assert shown(exact=[True, False]) == {"exact"}
 
 
@@ -334,7 +338,7 @@ def test_a_table_is_printed_cell_by_cell(tmp_path: Path) -> None:
                     value, low, high = (rows[view].get(f"{name}{end}") for end in ("", "_low", "_high"))
                     half = "" if low is None or high is None else f" ±{(high - low) / 2:.4f}"
                     cells.append("-" if value is None else f"{value:.4f}{half}")
-            wanted.append([*cells, *([f"{first['held_units']:.0f}"] if "mean_units" in pair else [])])
+            wanted.append([*cells, *([f"{first['reserved_units']:.0f}"] if "mean_busy_units" in pair else [])])
     text = io.StringIO()
     run_report.show(made, frame, [], Console(file=text, width=400, highlight=False))
     held = [line.rstrip() for line in text.getvalue().splitlines() if line.rstrip().endswith((" units", " held", " 1", " 2"))]

@@ -131,7 +131,7 @@ def test_a_log_lies_beside_the_scenario_and_a_run_is_of_what_it_holds(tmp_path: 
         kept = whole.table.filter(texts)
         position_log.save(position_log.PositionLog(kept, whole.said), tmp_path / "there" / "some.json")
 
-    write(pl.col("text") < 3)
+    write(pl.col("prompt") < 3)
     (tmp_path / "there" / "played.toml").write_text(REPLAYED)
     monkeypatch.chdir(tmp_path)
     swept = sim.run("there/played.toml")
@@ -140,7 +140,7 @@ def test_a_log_lies_beside_the_scenario_and_a_run_is_of_what_it_holds(tmp_path: 
     (tmp_path / "there" / "played.toml").write_text(REPLAYED.partition("sweep")[0])
     first = sim.run("there/played.toml", out="run")
     sim.run("there/played.toml", out="run", resume=True)
-    write(pl.col("text") >= 3)
+    write(pl.col("prompt") >= 3)
     with pytest.raises(ParameterError, match="holds the run of another scenario"):
         sim.run("there/played.toml", out="run", resume=True)
     other = sim.run("there/played.toml", out="other")

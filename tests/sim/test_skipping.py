@@ -129,7 +129,7 @@ def test_a_prompt_is_read_but_for_its_last_token(prompt: int) -> None:
 
 
 def skip(**more: Any) -> skipdecode.Parameters:
-    return skipdecode.Parameters(**{"layers": 4, "min_layers": 2, "max_layers": 4, "prompt": 3, "sequence": 7} | more)
+    return skipdecode.Parameters(**{"layers": 4, "min_layers": 2, "max_layers": 4, "prompt": 3, "sequence_length": 7} | more)
 
 
 def test_a_decoding_by_hand() -> None:
@@ -150,7 +150,9 @@ def test_a_pass_runs_the_layers_that_the_schedule_says(data: st.DataObject) -> N
     most = data.draw(st.integers(1, layers))
     least = data.draw(st.integers(1, most))
     warm_up = data.draw(st.integers(0, least))
-    parameters = skip(layers=layers, min_layers=least, max_layers=most, warm_up=warm_up, sequence=3 + data.draw(st.integers(1, 9)))
+    parameters = skip(
+        layers=layers, min_layers=least, max_layers=most, warm_up=warm_up, sequence_length=3 + data.draw(st.integers(1, 9))
+    )
     for budget in range(least, most + 1):
         step = Forward("target", (0,), 0, 0, layers, gaps=skipdecode.skipped(parameters, budget))
         assert tuple(step.spans) == skipping.spans(budget, warm_up, layers)
@@ -164,7 +166,7 @@ def test_batches_of_texts_take_what_their_columns_take(
     lengths: list[int], batch: int, rounding: str, power: float, cost: UnitCost
 ) -> None:
     tokens = max(lengths)
-    parameters = skip(sequence=8, sequences=batch, batching="static", lengths=tuple(lengths), rounding=rounding, power=power)
+    parameters = skip(sequence_length=8, sequences=batch, batching="static", lengths=tuple(lengths), rounding=rounding, power=power)
     steps = skipdecode.decode(parameters, [0], tokens)
     run = simulate(steps, sum(lengths), Cluster(1), cost, Lossy(1, 4), record=True)
     time, budgets = 0.0, skipping.exit_layers(2, 4, 3, 8, tokens, rounding=rounding, power=power)
@@ -207,8 +209,9 @@ def test_each_text_of_a_batch_reads_its_own() -> None:
         ({"min_layers": 4, "max_layers": 3}, "min_layers must be between 1 and max_layers=3, got 4"),
         ({"min_layers": 0}, "min_layers must be between 1 and"),
         ({"warm_up": 3}, "warm_up must be between 0 and min_layers=2, got 3"),
-        ({"warm_up": -1}, "warm_up must be between 0 and"), ({"prompt": 7}, "prompt must be between 0 and sequence-1=6, got 7"),
-        ({"prompt": -1}, "prompt must be between 0 and"), ({"sequence": 0}, "sequence must be between 1 and"),
+        ({"warm_up": -1}, "warm_up must be between 0 and"), ({"prompt": 7},
+         "prompt must be between 0 and sequence_length-1=6, got 7"),
+        ({"prompt": -1}, "prompt must be between 0 and"), ({"sequence_length": 0}, "sequence_length must be between 1 and"),
         ({"rounding": "up"}, "unknown rounding 'up'"), ({"power": -1}, "power must be at least 0, got -1"),
         ({"sequences": 0}, "^sequences must be between 1 and 100000, got 0"),
         ({"sequences": 2}, "^batching must be 'static' or 'lockstep' with sequences=2, got 'continuous': its batches go column by"),
@@ -222,7 +225,7 @@ def test_what_no_schedule_may_be(given_: dict[str, Any], message: str) -> None:
 def test_a_schedule_has_positions_for_all_tokens() -> None:
     with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
         skip(lengths=(2,), batching="static").check_tokens(3)
-    message = "tokens must be at most sequence-prompt=4, which the schedule has positions for, got 5"
+    message = "tokens must be at most sequence_length-prompt=4, which the schedule has positions for, got 5"
     for refused in (lambda: skip().check_tokens(5), lambda: next(skipdecode.decode(skip(), [0], 5)),
                     lambda: skipping.predict(skip(), 5, None, COST)):  # fmt: skip
         with pytest.raises(ParameterError, match=message):

@@ -67,9 +67,9 @@ LUCK = st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max
 
 @settings(deadline=None, max_examples=60)
 @given(LUCK, st.integers(0, 5), st.integers(1, 5), st.sampled_from(COSTS), st.booleans())
-def test_events_are_paths_to_the_last_bit(luck: list[list[bool]], gamma: int, batch: int, cost: UnitCost, apart: bool) -> None:
+def test_events_are_paths_to_the_last_bit(luck: list[list[bool]], gamma: int, batch: int, cost: UnitCost, separate: bool) -> None:
     lengths = tuple(map(len, luck))
-    placement = "apart" if apart else "together"
+    placement = "separate" if separate else "colocated"
     parameters = Parameters(LAYERS, gamma, sequences=batch, batching="static", lengths=lengths, placement=placement)
     run = played(parameters, [survivors(own) for own in luck], cost)
 
@@ -144,11 +144,11 @@ def test_rounds_that_are_gone_through_are_all_rounds(law: Any, gamma: int, token
 
 
 @given(LAWS, st.integers(0, 5), st.integers(1, 12), st.sampled_from(COSTS), st.booleans())
-def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tokens: int, cost: UnitCost, apart: bool) -> None:
-    parameters = Parameters(LAYERS, gamma, placement="apart" if apart else "together")
+def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tokens: int, cost: UnitCost, separate: bool) -> None:
+    parameters = Parameters(LAYERS, gamma, placement="separate" if separate else "colocated")
     [rounds] = static_batches.rounds_of(parameters, tokens, law)
-    want = moments(gamma, tokens, law, round_prices(cost, gamma, apart=apart))
-    prices = static_batches.prices(cost, gamma, 1, apart=apart)
+    want = moments(gamma, tokens, law, round_prices(cost, gamma, separate=separate))
+    prices = static_batches.prices(cost, gamma, 1, separate=separate)
     for of, value in zip(prices, (want.time, want.busy, want.operations), strict=True):
         assert near((rounds * of).sum(), value, 1e-12)
     alone = predict(parameters, tokens, law, cost)
@@ -167,11 +167,16 @@ def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tok
     st.sampled_from(COSTS), st.booleans(),
 )  # fmt: skip
 def test_the_mean_is_that_over_all_luck(
-    lengths: list[int], gamma: int, batch: int, twentieths: int, cost: UnitCost, apart: bool
+    lengths: list[int], gamma: int, batch: int, twentieths: int, cost: UnitCost, separate: bool
 ) -> None:
     rate, tokens = twentieths / 20, max(lengths)
     parameters = Parameters(
-        LAYERS, gamma, sequences=batch, batching="static", lengths=tuple(lengths), placement="apart" if apart else "together",
+        LAYERS,
+        gamma,
+        sequences=batch,
+        batching="static",
+        lengths=tuple(lengths),
+        placement="separate" if separate else "colocated",
         draft_layers=2,
     )
     mean = np.zeros(6)

@@ -74,12 +74,12 @@ def spread_of(index: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("index", range(len(LAWS)), ids=[f"{law['kind']}-{index}" for index, law in enumerate(LAWS)])
-@pytest.mark.parametrize("placement", ["together", "apart"])
+@pytest.mark.parametrize("placement", ["colocated", "separate"])
 def test_three_views_of_every_law(index: int, placement: str) -> None:
     """Events equal paths on every decoding that both play; the paths' means are within 5 standard errors (one in 1.7 million)."""
     method = {**METHOD, "placement": placement}
     cost = {"cost_ratio": 0.125, "verify_cost": [[1, 1.0], [2, 1.25], [4, 1.5]], "operations_ratio": 0.25}
-    cost |= {"link": 0.5} if placement == "apart" else {}
+    cost |= {"link": 0.5} if placement == "separate" else {}
     table = sim.run(tables(outcomes=LAWS[index], method=[method], cost=cost))
     formula, paths, events = (view(table, name) for name in ("formula", "paths", "events"))
     assert events["paths_difference"] == 0.0
@@ -91,7 +91,7 @@ def test_three_views_of_every_law(index: int, placement: str) -> None:
     assert rounds == pytest.approx(expected, abs=errors["rounds"])
     done, expected = (TOKENS * row["operations_per_token"] for row in (paths, formula))
     assert done == pytest.approx(expected, abs=errors["operations"])
-    assert (formula["held_units"], events["peak_units"]) == (2, 1) if placement == "apart" else (1, 1)
+    assert (formula["reserved_units"], events["peak_units"]) == (2, 1) if placement == "separate" else (1, 1)
 
 
 @pytest.mark.parametrize("draft_length", [0, 1, 3, TOKENS - 1, TOKENS, 40])
@@ -122,7 +122,7 @@ def test_mixed_with_predictive_pipelined_and_plain_decoding() -> None:
     assert by_name["method"].unique(maintain_order=True).to_list() == ["autoregressive", "ppd", "speculative"]
     alone = sim.run(tables())
     mixed = by_name.filter(by_name["method"] == "speculative")
-    for name in ("latency_layers", "busy_layers", "speedup", "mean_units", "tokens_per_round", "acceptance_rate"):
+    for name in ("latency_layers", "busy_layers", "speedup", "mean_busy_units", "tokens_per_round", "acceptance_rate"):
         assert mixed[name].to_list() == alone[name].to_list()  # the same luck, whoever else is there
     assert mixed["match_rate"].null_count() == 3
 
@@ -134,7 +134,7 @@ def test_what_a_draft_costs_is_nothing_to_a_method_that_does_not_draft(form: str
     cost = {"cost_ratio": 0.125, "verify_cost": [[1, 1.0], [4, 2.0]]}
     mixed = sim.run(tables(method=[ppd, METHOD], outcomes={"match": match, "accept": LAWS[0]}, cost=cost))
     alone = sim.run(tables(method=[ppd], outcomes=match, cost={}))
-    names = ["view", "latency_layers", "busy_layers", "mean_units_per_run", "held_units", "contended", "paths_difference"]
+    names = ["view", "latency_layers", "busy_layers", "mean_busy_units_per_run", "reserved_units", "contended", "paths_difference"]
     assert mixed.filter(mixed["method"] == "ppd").select(names).equals(alone.select(names))
     assert alone["view"].to_list() == ["formula", "paths", "events"]
 
@@ -257,7 +257,7 @@ UNEQUAL = [[(5 * i + 3 * j) % 4 + 1 for j in range(4 + 3 * i)] for i in range(5)
 
 
 @pytest.mark.parametrize("draft_length", [1, 3])
-@pytest.mark.parametrize("placement", ["together", "apart"])
+@pytest.mark.parametrize("placement", ["colocated", "separate"])
 def test_a_log_is_played_as_it_is(draft_length: int, placement: str) -> None:
     """Over all its tokens each view takes the rounds of the log, whichever sequence comes first."""
     total = sum(map(len, UNEQUAL))

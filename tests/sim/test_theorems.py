@@ -227,7 +227,7 @@ FAULTS: dict[str, Fault] = {
     "24e": after(second_twice, formulas, "moments"),
     "25a": after(quotient, formulas, "expected_units_ratio"),
     "25b": after(quotient, formulas, "expected_units_ratio"),
-    "25c": after(one_more, formulas, "mean_units"),
+    "25c": after(one_more, formulas, "mean_busy_units"),
     "26a": NO_BARRIER,
     "26b": NO_BARRIER,
     "26c": after(one_more, formulas, "latency_of_gaps"),

@@ -28,7 +28,15 @@ def tables(*methods: dict[str, Any], **sweep_: Any) -> dict[str, Any]:
 
 
 def row(point: int, speedup: float | None, view: str = "formula", **more: Any) -> dict[str, Any]:
-    said = {"point": point, "view": view, "method": "speculative", "speedup": speedup, "exact": True, "held_units": 1.0, "ways": 1}
+    said = {
+        "point": point,
+        "view": view,
+        "method": "speculative",
+        "speedup": speedup,
+        "exact": True,
+        "reserved_units": 1.0,
+        "tensor_parallel": 1,
+    }
     time = None if speedup is None else 10.0 / speedup
     return said | {"tpot_layers": time, "contended": False, "cost_source": None, "cost_missing": None, "agreement": None} | more
 
@@ -161,9 +169,9 @@ CHOICES = [
     "method.draft_length",
     "method.placement",
     "method.speculative.draft_length",
-    "cost.ways",
+    "cost.tensor_parallel",
     "cluster.units",
-    "method.cost.ways",
+    "method.cost.tensor_parallel",
 ]
 
 
@@ -174,7 +182,7 @@ def test_the_load_lengths_rates_and_hardware_are_conditions(path: str) -> None:
 
 @pytest.mark.parametrize("path", CHOICES)
 def test_parameters_of_a_method_and_how_many_devices_it_takes_are_choices(path: str) -> None:
-    rows = [row(0, 1.5, held_units=1.0), row(1, 1.2, held_units=2.0)]
+    rows = [row(0, 1.5, reserved_units=1.0), row(1, 1.2, reserved_units=2.0)]
     (answer,) = of(rows, tables(SPEC, **{path: [1, 2]})).answers
     assert answer.best is not None
     assert answer.best.speedup == 1.5
@@ -183,7 +191,7 @@ def test_parameters_of_a_method_and_how_many_devices_it_takes_are_choices(path: 
 
 def test_methods_are_choices_but_what_their_tables_give_is_not() -> None:
     other = {"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 2}
-    rows = [row(0, 1.5), row(1, 1.6, method="ppd", held_units=3.0)]
+    rows = [row(0, 1.5), row(1, 1.6, method="ppd", reserved_units=3.0)]
     (answer,) = of(rows, tables(SPEC, other)).answers
     assert answer.best is not None
     assert answer.best.label == "ppd, exit_layer 20, candidates 2 on 3 units"
@@ -203,12 +211,12 @@ def test_on_more_devices_the_fastest_is_so_by_time() -> None:
     """A speed-up is over plain decoding on as many devices: on more of them a smaller one may take less time."""
     times = {1: 40.0, 4: 15.0}
     rows = [
-        row(0, 1.9, ways=1, held_units=1.0, tpot_ms=times[1] / 1.9, **ON_HARDWARE),
-        row(1, 1.6, ways=4, held_units=4.0, tpot_ms=times[4] / 1.6, **ON_HARDWARE),
+        row(0, 1.9, tensor_parallel=1, reserved_units=1.0, tpot_ms=times[1] / 1.9, **ON_HARDWARE),
+        row(1, 1.6, tensor_parallel=4, reserved_units=4.0, tpot_ms=times[4] / 1.6, **ON_HARDWARE),
     ]
-    found = of(rows, tables(SPEC, **{"cost.ways": [1, 4]}))
+    found = of(rows, tables(SPEC, **{"cost.tensor_parallel": [1, 4]}))
     assert found.text.startswith("Fastest: speculative, draft_length 3 on 4 devices: 1.60x over plain decoding on 4 devices;")
-    lost = of([rows[0], rows[1] | {"speedup": 0.8, "tpot_ms": times[4] / 0.8}], tables(SPEC, **{"cost.ways": [1, 4]}))
+    lost = of([rows[0], rows[1] | {"speedup": 0.8, "tpot_ms": times[4] / 0.8}], tables(SPEC, **{"cost.tensor_parallel": [1, 4]}))
     # 40 / 1.9 = 21 ms, and 15 / 0.8 = 19 ms: both more than 15 ms.
     assert lost.text.startswith(
         "Plain decoding on 4 devices is fastest: best other choice speculative, draft_length 3 on 4 devices"
@@ -322,8 +330,8 @@ def test_every_bundled_scenario_has_a_verdict() -> None:
 def test_bounds_are_scaled_with_what_they_are_bounds_of() -> None:
     """On other devices plain decoding is another: the quickest of all is what speed-ups and their bounds are over."""
     rows = [
-        row(0, 1.2, ways=1, held_units=1.0, tpot_ms=20 / 1.2, **ON_HARDWARE, **spread(1.1, 1.3, "input_")),
-        row(1, 1.5, ways=4, held_units=4.0, tpot_ms=8 / 1.5, **ON_HARDWARE, **spread(1.4, 1.7, "input_")),
+        row(0, 1.2, tensor_parallel=1, reserved_units=1.0, tpot_ms=20 / 1.2, **ON_HARDWARE, **spread(1.1, 1.3, "input_")),
+        row(1, 1.5, tensor_parallel=4, reserved_units=4.0, tpot_ms=8 / 1.5, **ON_HARDWARE, **spread(1.4, 1.7, "input_")),
     ]
     assert bounds(rows) == pytest.approx((1.5, 1.4, 1.7))
     slow = [rows[0] | {"tpot_ms": 8 / 1.2}, rows[1] | {"tpot_ms": 16 / 1.5, "speedup_input_high": 1.7}]
@@ -354,7 +362,7 @@ def conditions(*methods: dict[str, Any]) -> list[dict[str, Any]]:
 
 def bounds(rows: list[dict[str, Any]]) -> tuple[float, float, float]:
     """Those of the fastest on one device or four."""
-    (condition,) = of(rows, tables(SPEC, **{"cost.ways": [1, 4]})).answers
+    (condition,) = of(rows, tables(SPEC, **{"cost.tensor_parallel": [1, 4]})).answers
     assert condition.best is not None
     return condition.best.speedup, condition.best.low, condition.best.high
 
@@ -389,8 +397,11 @@ def test_kernels_alone_are_said_where_one_of_several_conditions_has_no_choice() 
 
 
 def test_units_held_are_the_devices_of_a_pass_where_no_column_says_them() -> None:
-    rows = [{name: value for name, value in row(at, 1.5 - at / 10, ways=1 + at).items() if name != "held_units"} for at in (0, 1)]
-    (answer,) = of(rows, tables(SPEC, **{"cost.ways": [1, 2]})).answers
+    rows = [
+        {name: value for name, value in row(at, 1.5 - at / 10, tensor_parallel=1 + at).items() if name != "reserved_units"}
+        for at in (0, 1)
+    ]
+    (answer,) = of(rows, tables(SPEC, **{"cost.tensor_parallel": [1, 2]})).answers
     assert {each.label.partition(" on ")[2] for each in (answer.best, *answer.ties) if each} <= {"1 unit", "2 units"}
     assert answer.best is not None
     assert " on " in answer.best.label
@@ -429,9 +440,12 @@ def test_a_choice_that_is_true_or_false_is_said_in_words() -> None:
 
 def test_rows_with_units_of_time_of_their_own_are_compared_by_their_ratios_alone() -> None:
     """Plain decoding takes another time in two rows on one device, so that times on four of them say nothing, either."""
-    said = tables(SPEC, SPEC | {"draft_length": 5}, **{"cost.ways": [1, 4]})
+    said = tables(SPEC, SPEC | {"draft_length": 5}, **{"cost.tensor_parallel": [1, 4]})
     each = [(1.9, 1, 5.0), (1.2, 4, 0.1), (1.6, 1, 1.0), (1.1, 4, 0.1)]
-    rows = [row(at, speed, ways=ways, held_units=ways, tpot_layers=time) for at, (speed, ways, time) in enumerate(each)]
+    rows = [
+        row(at, speed, tensor_parallel=tensor_parallel, reserved_units=tensor_parallel, tpot_layers=time)
+        for at, (speed, tensor_parallel, time) in enumerate(each)
+    ]
     (answer,) = of(rows, said).answers
     assert answer.best is not None
     assert (answer.best.label, answer.best.speedup, answer.plain) == (

@@ -65,11 +65,12 @@ AXES = {
     "HYPOTHESES": (1, 16), "FILLED": (1, 8), "GAPS": (0, 1000), "WIDE": (4,), "WIDE_GAPS": (0, 1000), "SHORT": (1,), "SETTLED": 1,
     "PROCESS_TEXT": 4, "WARM_UPS": 2,
 }  # fmt: skip
-"""The ends of what a sitting times besides passes: as many as a prediction interpolates between."""
+"""The ends of what a measurement session times besides passes: as many as a prediction interpolates between."""
 
 
 def few_parts(monkeypatch: pytest.MonkeyPatch, context: int = 8, repeats: int = 2) -> None:
-    """Time the parts of a sitting that are no whole passes at fewer places and less often: enough where clocks have no noise."""
+    """Time the parts of a measurement session that are no whole passes at fewer places and less often: enough where clocks have no
+    noise."""
     for name, times in (("reads", 1), ("after", repeats)):
         whole = getattr(read_times, name)
         monkeypatch.setattr(read_times, name, lambda decoder, whole=whole, times=times: whole(decoder, context, times))

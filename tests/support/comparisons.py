@@ -45,7 +45,7 @@ def profile(role: str, wider: float = 0.0, layer: float = 1e-3, further: float =
          "time_s": layer * (1 + wider * (width - 1)) * (1 + further * context / 128)}
         for width in (1, 2, 24) for context in (0, 128)
     ]  # fmt: skip
-    axes = {"step": "batch", "look": "batch", "embedding": "tokens", "rows": "tokens"}
+    axes = {"step": "batch", "first_read": "batch", "embedding": "tokens", "kv_rows": "tokens"}
     axes |= dict.fromkeys(predict.OVER_PROCESSES, "processes")
     rows += [{"part": part, axes.get(part, "positions"): size, "time_s": time} for part, time in parts.items() for size in (1, 64)]
     table = table_of([{"busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 9, **row} for row in rows])
@@ -114,7 +114,9 @@ def runs_of(
     units take `slower` times as long each.
     """
     of = {role: ProfileCosts(each) for role, each in clock.items()}
-    between = {name: of["target"].part("wake" if name == "link" else name, 1) for name in ("dispatch", "link", "promotion", "turn")}
+    between = {
+        name: of["target"].part("wake" if name == "link" else name, 1) for name in ("dispatch", "link", "promotion", "scheduling")
+    }
     known = {name: 0.0 if each is None else float(each.seconds) for name, each in between.items()}
     cost = PassCost(of, slower=(1.0, slower), **known)
     rows = []
@@ -123,7 +125,8 @@ def runs_of(
         told = predict.predict(each, cost, held, record=held > 1)
         for repeat, factor in enumerate((0.99, 1.0, 1.01)):
             rows.append({
-                "decoding": number, "repeat": repeat, "turn": 3 * number + repeat, "units": held, "seconds": factor * told.total,
+                "decoding": number, "repeat": repeat, "run_order": 3 * number + repeat, "units": held,
+                "seconds": factor * told.total,
                 "commit_s": [factor * time for time, *_ in told.run.commits],
                 "pass_s": [factor * told.passes(role) for role in ROLES], "read_s": factor * told.reads, "waited": 0.0, "load": 1.0,
                 "spans": plain(_spans(told.run, factor) if held > 1 else [], 0.0),
@@ -161,7 +164,7 @@ EVERY: tuple[tuple[str, dict[str, Any], dict[str, float]], ...] = (
     ("hierarchical", {"draft_length": 2}, {"acceptance_rate": 0.7, "medium_acceptance_rate": 0.5}),
     ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6}),
     *[("bild", {}, {"fallback_rate": each, "rollback_rate": 0.1}) for each in (0.2, 0.6)],
-    *[("skipdecode", {"min_layers": each, "max_layers": 12, "prompt": 4, "sequence": 28}, {}) for each in (3, 6, 9)],
+    *[("skipdecode", {"min_layers": each, "max_layers": 12, "prompt": 4, "sequence_length": 28}, {}) for each in (3, 6, 9)],
     ("early_exit", {"exit_layer": 6}, {}),
 )
 """Something of every kind: a method, its settings, and the rates that its outcomes are forced by."""
@@ -173,5 +176,7 @@ def every() -> tuple[MeasuredRuns, dict[str, Profile]]:
     made = [(decoded(name, 24, rates, seed, **table), f"prompt {seed}", rates) for seed in (1, 2) for name, table, rates in EVERY]
     decodings, names, forced_by = ([each[place] for each in made] for place in range(3))
     units = [2 if each.method == "ppd" else 1 for each in decodings]
-    clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, look=2e-4)
-    return runs_of(decodings, clock, names, units, forced_by), profiles(wider=0.18, head=2e-3, step=0.7e-3, next=1e-4, look=2e-4)
+    clock = profiles(wider=0.2, head=2e-3, step=1e-3, next=1e-4, first_read=2e-4)
+    return runs_of(decodings, clock, names, units, forced_by), profiles(
+        wider=0.18, head=2e-3, step=0.7e-3, next=1e-4, first_read=2e-4
+    )

@@ -43,9 +43,9 @@ READ: dict[str, Callable[..., Profile]] = {
 }
 
 
-def times(made: Profile, part: str, ways: int = 1) -> dict[tuple[int, ...], float]:
+def times(made: Profile, part: str, tensor_parallel: int = 1) -> dict[tuple[int, ...], float]:
     """The times of a part by its axes [us], rounded to ns."""
-    rows = made.rows(part, ways)
+    rows = made.rows(part, tensor_parallel)
     return {tuple(row[:-3]): round(row[-3] * 1e6, 3) for row in rows.rows()}
 
 

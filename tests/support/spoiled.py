@@ -30,8 +30,8 @@ def verify(
     used = guesses[:room]
     for index, guess in enumerate(used):
         offset = index - len(tokens)
-        p = yield Read("chance", out, offset, token=guess.token)
-        q = yield Read("chance", guess.output, token=guess.token)
+        p = yield Read("probability", out, offset, token=guess.token)
+        q = yield Read("probability", guess.output, token=guess.token)
         if number is None or not one_number:
             number = yield Read("uniform", out, offset)
         if not number < bound(p, q):

@@ -23,7 +23,7 @@ def points(
     *,
     cost_ratio: float,
     cost_source: str,
-    maximum_draft: int = 10,
+    max_draft_length: int = 10,
     variant: str = "paper",
     windows: Sequence[int] = WINDOWS,
     verify_cost: CurveLike | None = None,
@@ -43,11 +43,11 @@ def points(
     low = checks.array("fallback_thresholds", fallback_thresholds, 0)
     high = checks.array("rollback_thresholds", rollback_thresholds, 0)
     lengths = checks.whole_array("windows", windows, 1).astype(int)
-    checks.whole("maximum_draft", maximum_draft, 1)
+    checks.whole("max_draft_length", max_draft_length, 1)
     checks.number("cost_ratio", cost_ratio, 0)
     never = float(record.distance.max())  # nothing is taken back where the distance is not above it
-    choices = [(BOTH, x, y, maximum_draft) for y in high.tolist() for x in low.tolist()]
-    choices += [(NO_ROLLBACK, x, never, maximum_draft) for x in low.tolist()]
+    choices = [(BOTH, x, y, max_draft_length) for y in high.tolist() for x in low.tolist()]
+    choices += [(NO_ROLLBACK, x, never, max_draft_length) for x in low.tolist()]
     choices += [(NO_FALLBACK, 0.0, y, length) for y in high.tolist() for length in lengths.tolist()]
     rows: list[dict[str, Any]] = []
     for policy, fallback, rollback, most in choices:
@@ -57,7 +57,7 @@ def points(
         rows.append(
             {
                 "policy": policy, "fallback_threshold": None if policy == NO_FALLBACK else fallback,
-                "rollback_threshold": None if policy == NO_ROLLBACK else rollback, "maximum_draft": most, "fallback_rate": falls,
+                "rollback_threshold": None if policy == NO_ROLLBACK else rollback, "max_draft_length": most, "fallback_rate": falls,
                 "rollback_rate": back, "latency": 1 / float(speed),
                 "agreement": float(bild.agreement(record, fallback, rollback, most, variant=variant)),
             }

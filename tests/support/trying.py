@@ -181,7 +181,7 @@ def fails_small(theorem: Theorem) -> dict[str, Any]:
     assert verdict.expected
     assert verdict.error
     assert verdict.counterexample is not None
-    assert len(json.dumps(verdict.counterexample)) < 300
+    assert len(json.dumps(verdict.counterexample)) < 330
     again = replay(theorem.number, verdict.counterexample, theorem.method)
     assert (again.holds, again.error, again.expected) == (False, verdict.error, True)
     return verdict.counterexample

@@ -19,7 +19,7 @@ LAST_MATTERS = False
 
 def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[Outcomes] | Mapping[str, Any]) -> Tally:
     """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions."""
-    prices = round_prices(cost, parameters.longest_draft, apart=parameters.placement == "apart")
+    prices = round_prices(cost, parameters.longest_draft, separate=parameters.placement == "separate")
     if not isinstance(outcomes, Mapping):
         return varying(parameters.started(BLOCK), tokens, outcomes, prices)
     doubts = np.concatenate([np.zeros((0, BLOCK), dtype=np.uint8), *outcomes["confidence"]])

@@ -65,7 +65,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     count = int(np.asarray(tokens))
-    prices = round_prices(cost, parameters.longest_draft, apart=parameters.placement == "apart")
+    prices = round_prices(cost, parameters.longest_draft, separate=parameters.placement == "separate")
     accept, doubt = (law["accept"], law["confidence"]) if isinstance(law, Mapping) else (law, None)
     found = UNKNOWN
     if parameters.policy == "heuristic" and not isinstance(accept, TwoClass):
@@ -82,7 +82,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
 
 def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds, whatever is drafted."""
-    return slowest_of(tokens, round_prices(cost, parameters.longest_draft, apart=parameters.placement == "apart"))
+    return slowest_of(tokens, round_prices(cost, parameters.longest_draft, separate=parameters.placement == "separate"))
 
 
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:

@@ -1,10 +1,10 @@
 """Big Little Decoder: a small model writes until it is unsure, a large one takes back what it would never have written.
 
 Algorithm 1 of [Kim2023]. The small model hands over where the largest probability of its next token is below `fallback_threshold`;
-that run gives no token. At `maximum_draft` tokens (Section 7.1.2) it hands over in any case. The large model reads what was written
-in one pass, drops the first token whose cross-entropy is above `rollback_threshold` and all behind it, and writes a token itself.
-Lossy: what the large model lets stand it need not have written. A fallback threshold of 0 is a window of a fixed length, a rollback
-threshold of infinity never takes anything back: the paper's ablations.
+that run gives no token. At `max_draft_length` tokens (Section 7.1.2) it hands over in any case. The large model reads what was
+written in one pass, drops the first token whose cross-entropy is above `rollback_threshold` and all behind it, and writes a token
+itself. Lossy: what the large model lets stand it need not have written. A fallback threshold of 0 is a window of a fixed length, a
+rollback threshold of infinity never takes anything back: the paper's ablations.
 
 * variant `paper` is Algorithm 1. After a rollback the released `code` has the large model run once more, over the tokens kept, the
   corrected one and the one before them, since its cache was not brought forward; it writes another token.
@@ -31,14 +31,14 @@ UNSURE, UNLIKELY = 0.5, 1.0
 
 @dataclass(frozen=True)
 class Parameters(DraftModel):
-    """A choice of Big Little Decoder: G = `maximum_draft`, the two thresholds, the variant, and where its small model is.
+    """A choice of Big Little Decoder: G = `max_draft_length`, the two thresholds, the variant, and where its small model is.
 
     `fallback_threshold` is a probability, `rollback_threshold` a cross-entropy [nats]; where outcomes are given as rates there are
-    none. `placement` apart puts the small model on a unit of its own; `draft_layers` is its depth.
+    none. `placement` separate puts the small model on a unit of its own; `draft_layers` is its depth.
     """
 
     layers: int
-    maximum_draft: int = 10
+    max_draft_length: int = 10
     fallback_threshold: float | None = None
     rollback_threshold: float | None = None
     variant: str = "paper"
@@ -53,7 +53,7 @@ class Parameters(DraftModel):
 
     def __post_init__(self) -> None:
         self.check_batching()
-        checks.whole("maximum_draft", self.maximum_draft, 1, MAX_DRAFT)
+        checks.whole("max_draft_length", self.max_draft_length, 1, MAX_DRAFT)
         if self.fallback_threshold is not None:
             checks.number("fallback_threshold", self.fallback_threshold, 0, 1)
         if self.rollback_threshold is not None and self.rollback_threshold != float("inf"):
@@ -65,7 +65,7 @@ class Parameters(DraftModel):
 
     def _check_exit(self) -> None:
         checks.whole("exit_layer", self.exit_layer, 1, self.layers - 1, "layers-1")
-        for name, plain in (("variant", "paper"), ("placement", "together"), ("draft_layers", 1)):
+        for name, plain in (("variant", "paper"), ("placement", "colocated"), ("draft_layers", 1)):
             if getattr(self, name) != plain:
                 raise checks.ParameterError(
                     f"{name} must be {plain!r} with an exit_layer, where the small model is part of the large one,"
@@ -103,7 +103,7 @@ class Parameters(DraftModel):
     @property
     def longest_draft(self) -> int:
         """The most tokens that a segment drafts."""
-        return self.maximum_draft
+        return self.max_draft_length
 
     @property
     def widest(self) -> int:
@@ -129,7 +129,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
         if small.rows:
             yield Forward("target", tuple(text[:-1]), 0, 0, parameters.layers)
     while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
-        written = yield from write(parameters, small, text, min(parameters.maximum_draft, end - len(text) - 1))
+        written = yield from write(parameters, small, text, min(parameters.max_draft_length, end - len(text) - 1))
         if parameters.exit_layer is None:
             out = yield look(large, text, written.guesses)
         else:

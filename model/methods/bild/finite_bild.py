@@ -42,7 +42,7 @@ def prices(parameters: Parameters, cost: UnitCost) -> SegmentPrices:
     Apart, what is written goes to the large model and back. With an exit layer each token goes through the first layers by itself:
     behind a whole draft the last one too, without a head.
 
-    >>> found = prices(Parameters(24, maximum_draft=2), UnitCost(24, cost_ratio=0.25, operations_ratio=0.0625))
+    >>> found = prices(Parameters(24, max_draft_length=2), UnitCost(24, cost_ratio=0.25, operations_ratio=0.0625))
     >>> found.segment[0].tolist(), found.segment[2].tolist()
     ([[24.0, 30.0, 36.0], [30.0, 36.0, 42.0]], [[1.0, 2.0625, 3.125], [1.0625, 2.125, 3.1875]])
     """
@@ -51,7 +51,7 @@ def prices(parameters: Parameters, cost: UnitCost) -> SegmentPrices:
     slowdown = np.array([cost.slowdown(width) for width in range(1, parameters.widest + 1)])
     if parameters.exit_layer is None:
         time, busy = (runs * cost.required("draft") * share + cost.target_pass * slowdown for share in (1.0, cost.draft_devices))
-        moved = 2 * cost.link * (runs > 0) if parameters.placement == "apart" else 0.0
+        moved = 2 * cost.link * (runs > 0) if parameters.placement == "separate" else 0.0
         operations = 1 + written + np.where(runs > 0, runs * cost.operations("draft"), 0.0)
     else:
         first, layers = parameters.exit_layer, parameters.layers
@@ -69,7 +69,7 @@ def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], p
 
     >>> flat = SegmentPrices(np.ones((3, 2, 3)), np.ones((3, 3)))
     >>> luck = iter([np.array([[0], [1], [0], [2], [0]], dtype=np.uint8)])  # two stay, for one it is unsure; then it is taken back
-    >>> tally = segments(Parameters(24, maximum_draft=2), 6, luck, flat, 1)
+    >>> tally = segments(Parameters(24, max_draft_length=2), 6, luck, flat, 1)
     >>> tally.rounds.tolist(), tally.drafted.tolist(), tally.accepted.tolist()
     ([3.0], [4.0], [0, 3, 0])
     """
@@ -131,7 +131,7 @@ def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Segmen
     """Means of what `segments` adds up, exactly; the variance is nan but for records, each of which is played once.
 
     >>> flat = SegmentPrices(np.ones((3, 2, 4)), np.ones((3, 4)))
-    >>> found = moments(Parameters(24, maximum_draft=3), 128, Independent(0.0, 0.21), flat)
+    >>> found = moments(Parameters(24, max_draft_length=3), 128, Independent(0.0, 0.21), flat)
     >>> round(found.rounds, 3)  # a window of 3 tokens, of which each stays with chance 0.79: as speculative decoding
     44.446
     """

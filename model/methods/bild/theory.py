@@ -1,10 +1,11 @@
 """Big Little Decoder in closed form: a small model writes until it is unsure, a large one reads what it wrote [Kim2023].
 
 In a segment the small model writes n tokens: before each it runs, and with chance `fallback_rate` (f) it is unsure and hands over;
-at `maximum_draft` tokens (G, Section 7.1.2) it hands over in any case. The large model reads them in one pass, takes the first one
-back that it finds too unlikely, each with chance `rollback_rate` (r), independently, and writes a token itself. A token is written
-and kept with chance s = (1 - f)(1 - r), so a segment gives the tokens of a speculative round with alpha = s and gamma = G. The run
-that finds the small model unsure gives no token; Algorithm 1 makes it too (its line 3 runs the small model, line 4 asks it).
+at `max_draft_length` tokens (G, Section 7.1.2) it hands over in any case. The large model reads them in one pass, takes the first
+one back that it finds too unlikely, each with chance `rollback_rate` (r), independently, and writes a token itself. A token is
+written and kept with chance s = (1 - f)(1 - r), so a segment gives the tokens of a speculative round with alpha = s and gamma = G.
+The run that finds the small model unsure gives no token; Algorithm 1 makes it too (its line 3 runs the small model, line 4 asks
+it).
 
 Two variants, named: `paper` is Algorithm 1; `code` what its authors released: after a rollback the large model runs once more, over
 the j tokens kept, the corrected one and one more, and writes another token. There a rollback needs that the two models also
@@ -80,7 +81,7 @@ def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
 
 
 def expected_tokens(
-    fallback_rate: ArrayLike, rollback_rate: ArrayLike, maximum_draft: ArrayLike, *, variant: str = "paper"
+    fallback_rate: ArrayLike, rollback_rate: ArrayLike, max_draft_length: ArrayLike, *, variant: str = "paper"
 ) -> Floats:
     """Expected tokens of a segment: 1 + s + ... + s^G, s = (1 - f)(1 - r); in the variant `code` P(rollback) more [tokens].
 
@@ -89,22 +90,22 @@ def expected_tokens(
     >>> round(float(expected_tokens(0.11, 0.01, 10)), 3), float(expected_tokens(0, 0, 10)), float(expected_tokens(1, 0, 10))
     (6.321, 11.0, 1.0)
     """
-    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, max_draft_length)
     tokens = sum_of_powers(np.asarray((1 - fallback) * (1 - rollback)), most + 1)
     return np.asarray(tokens + _extra(fallback, rollback, most, variant))
 
 
-def small_runs(fallback_rate: ArrayLike, maximum_draft: ArrayLike) -> Floats:
+def small_runs(fallback_rate: ArrayLike, max_draft_length: ArrayLike) -> Floats:
     """Expected passes of the small model in a segment: E min(n + 1, G) = (1 - (1 - f)^G) / f, G at f = 0 [passes].
 
     >>> float(small_runs(0.5, 2)), float(small_runs(0, 10)), float(small_runs(1, 10))
     (1.5, 10.0, 1.0)
     """
-    fallback, most = _rate("fallback_rate", fallback_rate), _draft(maximum_draft)
+    fallback, most = _rate("fallback_rate", fallback_rate), _draft(max_draft_length)
     return sum_of_powers(np.asarray(1 - fallback), most)
 
 
-def large_inputs(fallback_rate: ArrayLike, maximum_draft: ArrayLike) -> Floats:
+def large_inputs(fallback_rate: ArrayLike, max_draft_length: ArrayLike) -> Floats:
     """Expected tokens that the large model reads in a segment: 1 + E[n] = 1 + (1 - f) + ... + (1 - f)^G [tokens].
 
     What was written since its last pass, and its own last token. `extra_large_inputs` are those of the variant `code` besides.
@@ -112,21 +113,21 @@ def large_inputs(fallback_rate: ArrayLike, maximum_draft: ArrayLike) -> Floats:
     >>> float(large_inputs(0.5, 2)), float(large_inputs(1, 10))
     (1.75, 1.0)
     """
-    fallback, most = _rate("fallback_rate", fallback_rate), _draft(maximum_draft)
+    fallback, most = _rate("fallback_rate", fallback_rate), _draft(max_draft_length)
     return sum_of_powers(np.asarray(1 - fallback), most + 1)
 
 
-def extra_large_inputs(fallback_rate: ArrayLike, rollback_rate: ArrayLike, maximum_draft: ArrayLike) -> Floats:
+def extra_large_inputs(fallback_rate: ArrayLike, rollback_rate: ArrayLike, max_draft_length: ArrayLike) -> Floats:
     """What the variant `code` reads besides: j + 2 tokens behind a rollback that keeps j, sum over j < G [tokens].
 
     >>> round(float(extra_large_inputs(0.11, 0.01, 10)), 3)
     0.295
     """
-    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, max_draft_length)
     return _sum(fallback, rollback, most, lambda j: np.asarray(j + 2.0))
 
 
-def rollback_probability(fallback_rate: ArrayLike, rollback_rate: ArrayLike, maximum_draft: ArrayLike) -> Floats:
+def rollback_probability(fallback_rate: ArrayLike, rollback_rate: ArrayLike, max_draft_length: ArrayLike) -> Floats:
     """The chance that a segment ends in a rollback: r (1 - f) (1 + s + ... + s^(G-1)).
 
     The first token taken back is the (j+1)-th with chance (1 - f)^(j+1) (1 - r)^j r.
@@ -134,7 +135,7 @@ def rollback_probability(fallback_rate: ArrayLike, rollback_rate: ArrayLike, max
     >>> round(float(rollback_probability(0.11, 0.01, 10)), 4), float(rollback_probability(0.3, 0, 10))
     (0.0537, 0.0)
     """
-    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, max_draft_length)
     return _rollback(fallback, rollback, most)
 
 
@@ -145,7 +146,7 @@ def agreement(
     record: Decisions,
     fallback_threshold: ArrayLike,
     rollback_threshold: ArrayLike,
-    maximum_draft: int,
+    max_draft_length: int,
     *,
     variant: str = "paper",
 ) -> Floats:
@@ -157,8 +158,8 @@ def agreement(
     """
     found = record.rates(fallback_threshold, rollback_threshold, variant=variant)
     rates = found.fallback_rate, np.nan_to_num(found.rollback_rate)
-    tokens = expected_tokens(*rates, maximum_draft, variant=variant)
-    own = expected_tokens(*rates, maximum_draft) - 1
+    tokens = expected_tokens(*rates, max_draft_length, variant=variant)
+    own = expected_tokens(*rates, max_draft_length) - 1
     return np.asarray((tokens - own + own * np.nan_to_num(found.agreement_kept)) / tokens)
 
 
@@ -168,7 +169,7 @@ def agreement(
 def speedup(
     fallback_rate: ArrayLike,
     rollback_rate: ArrayLike,
-    maximum_draft: ArrayLike,
+    max_draft_length: ArrayLike,
     cost_ratio: ArrayLike,
     *,
     variant: str = "paper",
@@ -182,14 +183,14 @@ def speedup(
     >>> round(float(speedup(0.11, 0.01, 10, 6 / 24)), 2), round(float(speedup(1, 0, 10, 0.25)), 2)
     (2.47, 0.8)
     """
-    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, max_draft_length)
     ratio = checks.array("cost_ratio", cost_ratio, 0)
     tokens = expected_tokens(fallback, rollback, most, variant=variant)
     return np.asarray(tokens / (ratio * small_runs(fallback, most) + _verification(fallback, rollback, most, variant, verify_cost)))
 
 
 def effective_cost_ratio(
-    speed: ArrayLike, fallback_rate: ArrayLike, rollback_rate: ArrayLike, maximum_draft: ArrayLike, *, variant: str = "paper"
+    speed: ArrayLike, fallback_rate: ArrayLike, rollback_rate: ArrayLike, max_draft_length: ArrayLike, *, variant: str = "paper"
 ) -> Floats:
     """The c at which `speedup` is `speed`: (E[tokens] / S - large runs) f / (1 - (1 - f)^G); nan where no c is small enough.
 
@@ -201,7 +202,7 @@ def effective_cost_ratio(
     wanted = checks.array("speed", speed, 0)
     if np.any(wanted == 0):
         raise checks.ParameterError("speed must be above 0, got 0.0; it is a speed-up over the large model alone")
-    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, max_draft_length)
     spare = expected_tokens(fallback, rollback, most, variant=variant) / wanted - 1 - _extra(fallback, rollback, most, variant)
     return np.asarray(np.where(spare >= 0, spare, np.nan) / small_runs(fallback, most))
 
@@ -209,7 +210,7 @@ def effective_cost_ratio(
 def operations_factor(
     fallback_rate: ArrayLike,
     rollback_rate: ArrayLike,
-    maximum_draft: ArrayLike,
+    max_draft_length: ArrayLike,
     operations_ratio: ArrayLike,
     *,
     variant: str = "paper",
@@ -222,7 +223,7 @@ def operations_factor(
     >>> [round(float(operations_factor(0.11, r, 10, 25.2 / 402.7)), 2) for r in (0.0, 0.01)]
     [1.06, 1.1]
     """
-    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, max_draft_length)
     ratio = checks.array("operations_ratio", operations_ratio, 0)
     inputs = large_inputs(fallback, most)
     if _is_code(variant):
@@ -233,7 +234,7 @@ def operations_factor(
 def memory_factor(
     fallback_rate: ArrayLike,
     rollback_rate: ArrayLike,
-    maximum_draft: ArrayLike,
+    max_draft_length: ArrayLike,
     memory_ratio: ArrayLike,
     *,
     variant: str = "paper",
@@ -245,7 +246,7 @@ def memory_factor(
     >>> [round(float(memory_factor(0.11, r, 10, 25.2 / 402.7)), 3) for r in (0.0, 0.01)]
     [0.212, 0.22]
     """
-    fallback, rollback, most = _rates(fallback_rate, rollback_rate, maximum_draft)
+    fallback, rollback, most = _rates(fallback_rate, rollback_rate, max_draft_length)
     ratio = checks.array("memory_ratio", memory_ratio, 0)
     runs = 1 + _extra(fallback, rollback, most, variant) + ratio * small_runs(fallback, most)
     return np.asarray(runs / expected_tokens(fallback, rollback, most, variant=variant))
@@ -254,7 +255,7 @@ def memory_factor(
 def intensity_factor(
     fallback_rate: ArrayLike,
     rollback_rate: ArrayLike,
-    maximum_draft: ArrayLike,
+    max_draft_length: ArrayLike,
     operations_ratio: ArrayLike,
     memory_ratio: ArrayLike,
     *,
@@ -270,7 +271,7 @@ def intensity_factor(
     >>> [[round(float(intensity_factor(0.11, r, 10, phi, phi, variant=v)), 2) for r in (0, 0.01, 0.02)] for v in VARIANTS]
     [[5.0, 5.0, 5.0], [5.0, 5.02, 5.03]]
     """
-    choice = fallback_rate, rollback_rate, maximum_draft
+    choice = fallback_rate, rollback_rate, max_draft_length
     operations = operations_factor(*choice, operations_ratio, variant=variant)
     return np.asarray(operations / memory_factor(*choice, memory_ratio, variant=variant))
 
@@ -278,8 +279,8 @@ def intensity_factor(
 # --- Helpers ----------------------------------------------------------------------------------------------------------
 
 
-def _rates(fallback_rate: ArrayLike, rollback_rate: ArrayLike, maximum_draft: ArrayLike) -> tuple[Floats, Floats, Floats]:
-    return _rate("fallback_rate", fallback_rate), _rate("rollback_rate", rollback_rate), _draft(maximum_draft)
+def _rates(fallback_rate: ArrayLike, rollback_rate: ArrayLike, max_draft_length: ArrayLike) -> tuple[Floats, Floats, Floats]:
+    return _rate("fallback_rate", fallback_rate), _rate("rollback_rate", rollback_rate), _draft(max_draft_length)
 
 
 def _rate(name: str, values: ArrayLike) -> Floats:
@@ -287,7 +288,7 @@ def _rate(name: str, values: ArrayLike) -> Floats:
 
 
 def _draft(values: ArrayLike) -> Floats:
-    return checks.whole_array("maximum_draft", values, 1)
+    return checks.whole_array("max_draft_length", values, 1)
 
 
 def _is_code(variant: str) -> bool:

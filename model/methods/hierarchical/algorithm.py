@@ -38,8 +38,8 @@ class Parameters(DraftModel):
     """A choice of hierarchical decoding: gamma = `draft_length` at both levels, and how the deck is read (`reading`).
 
     With `recursive`, `draft_length` is how many tokens the medium model offers to the large one, and `inner_draft_length` how many
-    the small one drafts for the medium. `placement` apart puts each model on a unit of its own. `draft_layers` and `medium_layers`
-    are depths; times are the scenario's `cost_ratio` and `medium_cost_ratio`.
+    the small one drafts for the medium. `placement` separate puts each model on a unit of its own. `draft_layers` and
+    `medium_layers` are depths; times are the scenario's `cost_ratio` and `medium_cost_ratio`.
     """
 
     layers: int

@@ -56,7 +56,7 @@ class PassPrices(NamedTuple):
 def prices(parameters: Parameters, cost: UnitCost) -> PassPrices:
     """What passes and moves between units take."""
     verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest_draft + 2)])
-    link = cost.link if parameters.placement == "apart" else 0.0
+    link = cost.link if parameters.placement == "separate" else 0.0
     operations = cost.operations("draft"), cost.operations("medium")
     return PassPrices(cost.required("draft"), cost.required("medium"), verify, link, *operations, cost.draft_devices)
 

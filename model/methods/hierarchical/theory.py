@@ -58,7 +58,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cos
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     accept, medium_accept = laws["accept"], laws["medium_accept"]
     found = finite_hierarchical.moments(parameters, int(np.asarray(tokens)), accept, medium_accept, cost)
-    alike = cost.draft_devices == 1 and (parameters.placement == "together" or not cost.link)
+    alike = cost.draft_devices == 1 and (parameters.placement == "colocated" or not cost.link)
     ratio = 1.0 if alike else float("nan")
     plain = float(np.asarray(tokens)) * cost.target_pass
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain

@@ -96,25 +96,25 @@ def latency_pmf(layers: int, exit_layer: int, tokens: int, match_rate: float) ->
     return _law_of_latency(layers, exit_layer, tokens, Iid(match_rate, name="match_rate"))
 
 
-def normalized_latency(match_rate: ArrayLike) -> Floats:
+def relative_latency(match_rate: ArrayLike) -> Floats:
     """Latency per token over that of plain decoding, for exit_layer = layers/2 and many tokens: 1 - p/2.
 
     Eq. 3 of [Yang2024] over d.
 
-    >>> round(float(normalized_latency(0.7415)), 3), round(float(normalized_latency(0.2163)), 3)
+    >>> round(float(relative_latency(0.7415)), 3), round(float(relative_latency(0.2163)), 3)
     (0.629, 0.892)
     """
     return np.asarray(1 - checks.array("match_rate", match_rate, 0, 1) / 2)
 
 
-def mean_units(match_rate: ArrayLike, candidates: ArrayLike) -> Floats:
+def mean_busy_units(match_rate: ArrayLike, candidates: ArrayLike) -> Floats:
     """Average number of busy units, for exit_layer = layers/2 and many tokens: (k + 2 - p) / (2 - p).
 
     Eq. 5 of [Yang2024]: the limit of E[C] / E[T], and of E[C / T]. For a finite number of tokens the two differ
     (`expected_compute` over `expected_latency`, and `expected_units_ratio`). Candidates that are batched on one unit count as one
     here, as in all unit-times: (3 - p) / (2 - p), however many they are, where a wide pass takes no longer than a narrow one.
 
-    >>> round(float(mean_units(0.7415, 5)), 3), round(float(mean_units(0.2163, 1)), 3), round(float(mean_units(0.6837, 3)), 3)
+    >>> tuple(round(float(mean_busy_units(*each)), 3) for each in ((0.7415, 5), (0.2163, 1), (0.6837, 3)))
     (4.973, 1.561, 3.279)
     """
     p, k = checks.array("match_rate", match_rate, 0, 1), checks.whole_array("candidates", candidates, 1)

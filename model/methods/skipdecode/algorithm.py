@@ -38,18 +38,18 @@ ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
 class Parameters(batching.StaticBatching):
     """A choice of SkipDecode: the least and the most layers of a token, and between which positions they fall.
 
-    `prompt` and `sequence` are the positions where the schedule begins and ends: the longest prompt, and the longest text with it.
-    `warm_up` layers are the first ones of every token. `power` 1 is the linear schedule, `rounding` makes whole layers of it
-    (`half-up`, `half-even`, `floor` or `ceil`). `sequences` are decoded together; `lengths` are those of all sequences of static
+    `prompt` and `sequence_length` are the positions where the schedule begins and ends: the longest prompt, and the longest text
+    with it. `warm_up` layers are the first ones of every token. `power` 1 is the linear schedule, `rounding` makes whole layers of
+    it (`half-up`, `half-even`, `floor` or `ceil`). `sequences` are decoded together; `lengths` are those of all sequences of static
     batches, in the order that they come, if not all of one length: the longest of as many tokens as the scenario says, at most
-    sequence - prompt.
+    sequence_length - prompt.
     """
 
     layers: int
     min_layers: int
     max_layers: int
     prompt: int
-    sequence: int
+    sequence_length: int
     warm_up: int = 1
     rounding: str = "half-up"
     power: float = 1.0
@@ -64,8 +64,8 @@ class Parameters(batching.StaticBatching):
         checks.whole("max_layers", self.max_layers, 1, self.layers, "layers")
         checks.whole("min_layers", self.min_layers, 1, self.max_layers, "max_layers")
         checks.whole("warm_up", self.warm_up, 0, self.min_layers, "min_layers")
-        checks.whole("sequence", self.sequence, 1, checks.MAX_TOKENS)
-        checks.whole("prompt", self.prompt, 0, self.sequence - 1, "sequence-1")
+        checks.whole("sequence_length", self.sequence_length, 1, checks.MAX_TOKENS)
+        checks.whole("prompt", self.prompt, 0, self.sequence_length - 1, "sequence_length-1")
         checks.one_of("rounding", self.rounding, ROUNDINGS)
         checks.number("power", self.power, 0)
         self.check_batching()
@@ -87,10 +87,10 @@ class Parameters(batching.StaticBatching):
 
     def check_tokens(self, tokens: int) -> None:
         """Refuse more tokens than the schedule has positions for."""
-        room = self.sequence - self.prompt
+        room = self.sequence_length - self.prompt
         if tokens > room:
             raise checks.ParameterError(
-                f"tokens must be at most sequence-prompt={room}, which the schedule has positions for, got {tokens};"
+                f"tokens must be at most sequence_length-prompt={room}, which the schedule has positions for, got {tokens};"
                 " give a longer sequence or fewer tokens"
             )
         super().check_tokens(tokens)
@@ -133,7 +133,7 @@ def exit_layers(
     min_layers: int,
     max_layers: int,
     prompt: int,
-    sequence: int,
+    sequence_length: int,
     generated: int,
     *,
     rounding: str | None = None,
@@ -147,14 +147,14 @@ def exit_layers(
     >>> exit_layers(8, 16, 60, 160, 4).tolist(), exit_layers(8, 16, 60, 160, 100, rounding="half-up")[[0, 6, 7, 99]].tolist()
     ([16.0, 15.92, 15.84, 15.76], [16.0, 16.0, 15.0, 8.0])
     """
-    _check(min_layers, max_layers, prompt, sequence, generated)
-    rising = _decayed(np.arange(float(generated)) / (sequence - prompt), power)
+    _check(min_layers, max_layers, prompt, sequence_length, generated)
+    rising = _decayed(np.arange(float(generated)) / (sequence_length - prompt), power)
     return _rounded(np.asarray(min_layers + (max_layers - min_layers) * rising), rounding)
 
 
 def schedule(parameters: Parameters, tokens: int) -> list[int]:
     """The layers of the first, second, ... token."""
-    bounds = parameters.min_layers, parameters.max_layers, parameters.prompt, parameters.sequence
+    bounds = parameters.min_layers, parameters.max_layers, parameters.prompt, parameters.sequence_length
     layers = exit_layers(*bounds, tokens, rounding=parameters.rounding, power=parameters.power)
     return [int(each) for each in layers]
 
@@ -165,12 +165,12 @@ def skipped(parameters: Parameters, budget: int) -> tuple[tuple[int, int], ...]:
     return ((parameters.warm_up, top),) if parameters.warm_up < top else ()
 
 
-def _check(min_layers: int, max_layers: int, prompt: int, sequence: int, generated: int) -> None:
+def _check(min_layers: int, max_layers: int, prompt: int, sequence_length: int, generated: int) -> None:
     checks.whole("max_layers", max_layers, 1, checks.MAX_LAYERS)
     checks.whole("min_layers", min_layers, 1, max_layers, "max_layers")
-    checks.whole("sequence", sequence, 1, checks.MAX_TOKENS)
-    checks.whole("prompt", prompt, 0, sequence - 1, "sequence-1")
-    checks.whole("generated", generated, 1, sequence - prompt, "sequence-prompt")
+    checks.whole("sequence_length", sequence_length, 1, checks.MAX_TOKENS)
+    checks.whole("prompt", prompt, 0, sequence_length - 1, "sequence_length-1")
+    checks.whole("generated", generated, 1, sequence_length - prompt, "sequence_length-prompt")
 
 
 def _decayed(t: Floats, power: float) -> Floats:

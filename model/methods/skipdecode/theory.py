@@ -1,9 +1,9 @@
 """SkipDecode in closed form: the layers that a generated token goes through fall with its position [DelCorro2023].
 
 The prompt goes through all layers. The token at position i, counted from 0, goes through (1 - t) max + t min of them, with
-t = (i - prompt) / (sequence - prompt) and `sequence` the longest text, prompt included (Section 2.3). All texts of a batch exit
-together, at the position of the column. Layers are the first `warm_up` ones and then the topmost (Section 2.4); as the schedule
-never rises, every layer that a token uses has the keys and values of all tokens before it, and none is computed again.
+t = (i - prompt) / (sequence_length - prompt) and `sequence_length` the longest text, prompt included (Section 2.3). All texts of a
+batch exit together, at the position of the column. Layers are the first `warm_up` ones and then the topmost (Section 2.4); as the
+schedule never rises, every layer that a token uses has the keys and values of all tokens before it, and none is computed again.
 
 The "speed-up" of the paper is a ratio of layers, `layer_speedup`. Time is another thing: what does not shrink with
 the layers, the projection onto the vocabulary first of all, is not skipped. Lossy: what it does to the text no formula says.
@@ -38,22 +38,22 @@ def mean_layers(
     min_layers: int,
     max_layers: int,
     prompt: int,
-    sequence: int,
+    sequence_length: int,
     generated: int,
     rounding: str | None = None,
     *,
     power: float = 1.0,
 ) -> float:
-    """The mean of `exit_layers`: max - (max - min) (n - 1) / (2 (sequence - prompt)) for the linear schedule [layers].
+    """The mean of `exit_layers`: max - (max - min) (n - 1) / (2 (sequence_length - prompt)) for the linear schedule [layers].
 
-    Of a whole budget, n = sequence - prompt, that is (max + min) / 2 and half a step more.
+    Of a whole budget, n = sequence_length - prompt, that is (max + min) / 2 and half a step more.
 
     >>> mean_layers(8, 16, 60, 160, 100), round(mean_layers(8, 16, 60, 160, 34, "half-up"), 1)
     (12.04, 14.7)
     """
-    layers = exit_layers(min_layers, max_layers, prompt, sequence, generated, rounding=rounding, power=power)
+    layers = exit_layers(min_layers, max_layers, prompt, sequence_length, generated, rounding=rounding, power=power)
     if rounding is None and power == 1:
-        return max_layers - (max_layers - min_layers) * (generated - 1) / (2 * (sequence - prompt))
+        return max_layers - (max_layers - min_layers) * (generated - 1) / (2 * (sequence_length - prompt))
     return float(layers.mean())
 
 
@@ -62,7 +62,7 @@ def generated_of_mean(
     min_layers: int,
     max_layers: int,
     prompt: int,
-    sequence: int,
+    sequence_length: int,
     *,
     rounding: str | None = None,
     within: float = 0.05,
@@ -74,7 +74,7 @@ def generated_of_mean(
     """
     checks.number("mean", mean, 0)
     checks.number("within", within, 0)
-    layers = exit_layers(min_layers, max_layers, prompt, sequence, sequence - prompt, rounding=rounding)
+    layers = exit_layers(min_layers, max_layers, prompt, sequence_length, sequence_length - prompt, rounding=rounding)
     means = np.cumsum(layers) / np.arange(1.0, len(layers) + 1)
     return tuple(int(n) + 1 for n in np.flatnonzero(np.abs(means - mean) <= within * (1 + 1e-9)))
 

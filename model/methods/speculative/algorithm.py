@@ -31,7 +31,7 @@ from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Step, Steps, end
 @dataclass(frozen=True)
 class Parameters(batching.StaticBatching, DraftModel):
     """A choice of speculative decoding: gamma = `draft_length`, whether tokens are `sampled`, and whether the draft model is on a
-    unit of its own (`placement` apart).
+    unit of its own (`placement` separate).
 
     `draft_layers` is the depth of the draft model; its time is the scenario's `cost_ratio`, whatever its depth. `sequences` are
     decoded together, by default in continuous batching; `lengths` are those of all sequences of static batches.
@@ -253,8 +253,8 @@ def judge(
             if own != guess.token:
                 return index, own
             continue
-        p = yield Read("chance", out, offset, token=guess.token)
-        q = yield Read("chance", guess.output, guess.offset, token=guess.token)
+        p = yield Read("probability", out, offset, token=guess.token)
+        q = yield Read("probability", guess.output, guess.offset, token=guess.token)
         if not (yield Read("uniform", out, offset)) < p / q:
             return index, (yield Read("residual", out, offset, against=guess.output, against_offset=guess.offset))
     return count, (yield Read(SAMPLED if sampled else GREEDY, out, begin + count))

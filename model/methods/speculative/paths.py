@@ -28,5 +28,5 @@ def walk(
     if parameters.decoded_sequences > 1:
         return decodings(parameters, tokens, cast("Iterable[Iterator[Outcomes]]", outcomes), cost, BLOCK)
     outcomes = cast("Iterator[Outcomes]", outcomes)
-    prices = round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart")
+    prices = round_prices(cost, parameters.draft_length, separate=parameters.placement == "separate")
     return fixed(parameters.draft_length, tokens, outcomes, prices, BLOCK, cut=parameters.cut)

@@ -258,7 +258,7 @@ class Correlation(NamedTuple):
 
 
 def lag_correlation(sequences: Sequence[ArrayLike], lag: int = 1) -> Correlation:
-    """The correlation of coins that stand `lag` apart in one request, about the mean of all.
+    """The correlation of coins that stand `lag` separate in one request, about the mean of all.
 
     The standard error is 1 / sqrt(pairs): for independent coins of one known rate it is exact, as products of different pairs are
     uncorrelated; that the mean is estimated shifts it by about 1 / coins. nan where all coins are equal or none has a neighbour.

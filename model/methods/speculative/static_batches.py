@@ -32,7 +32,7 @@ class BatchPrices(NamedTuple):
     operations: Floats
 
 
-def prices(cost: UnitCost, longest: int, texts: int, *, apart: bool = False) -> BatchPrices:
+def prices(cost: UnitCost, longest: int, texts: int, *, separate: bool = False) -> BatchPrices:
     """`model.methods.rounds.round_prices` for each number of texts; without texts nothing is done.
 
     >>> found = prices(UnitCost(40, cost_ratio=0.1, verify_cost=((1, 1.0), (4, 2.5))), 1, 2)
@@ -44,7 +44,7 @@ def prices(cost: UnitCost, longest: int, texts: int, *, apart: bool = False) -> 
     verify = cost.target_pass * cost.slowdowns((np.arange(longest + 1) + 1) * counts, counts)
     time, busy = (draft * share + verify for share in (1.0, cost.draft_devices))
     operations = counts * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
-    time = time + np.where(drafted > 0, 2 * cost.link * apart, 0.0)
+    time = time + np.where(drafted > 0, 2 * cost.link * separate, 0.0)
     return BatchPrices(*(np.vstack([np.zeros(longest + 1), rows]) for rows in (time, busy, operations)))
 
 
@@ -136,14 +136,14 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Unit
     >>> round(expected(static, 128, Iid(0.79), cost).time / (128 * 40), 4)  # 0.4514 alone
     0.4917
     """
-    apart = parameters.placement == "apart"
-    alone = round_prices(cost, parameters.draft_length, apart=apart)
+    separate = parameters.placement == "separate"
+    alone = round_prices(cost, parameters.draft_length, separate=separate)
     lengths = _lengths(parameters, tokens)
     if parameters.concurrent_sequences == 1:
         known = {length: moments(parameters.draft_length, length, law, alone) for length in {*lengths}}
         return Moments(*(float(sum(values)) for values in zip(*(known[length] for length in lengths), strict=True)))
     each = [_rounds_and_drafted(law, parameters.draft_length, length) for length in lengths]
-    price = prices(cost, parameters.draft_length, parameters.concurrent_sequences, apart=apart)
+    price = prices(cost, parameters.draft_length, parameters.concurrent_sequences, separate=separate)
     time = busy = operations = 0.0
     for rounds in rounds_of(parameters, tokens, law):
         time, busy, operations = (
@@ -174,7 +174,7 @@ def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: 
     0.082
     """
     count, most = parameters.concurrent_sequences, parameters.draft_length
-    full = round_prices(cost, most, apart=parameters.placement == "apart", texts=count).time[most]
+    full = round_prices(cost, most, separate=parameters.placement == "separate", texts=count).time[most]
     return 1 - rounds * float(full) / (count * time)
 
 
@@ -208,7 +208,7 @@ def decodings(
     What is kept of a batch is how many texts are at their r-th round, and how many tokens that drafts.
     """
     gamma, texts = parameters.draft_length, iter(outcomes)
-    price = prices(cost, gamma, parameters.concurrent_sequences, apart=parameters.placement == "apart")
+    price = prices(cost, gamma, parameters.concurrent_sequences, separate=parameters.placement == "separate")
     time, busy, operations, rounds, drafted = np.zeros((5, replications))
     accepted = np.zeros(gamma + 1, dtype=np.int64)
     for batch in parameters.batches(tokens):

@@ -67,7 +67,7 @@ def predict_points(points: PredictionPoints) -> Prediction:
     prices = []
     for parameters, tokens, cost in points.choices:
         parameters.check_tokens(tokens)
-        prices.append(round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart"))
+        prices.append(round_prices(cost, parameters.draft_length, separate=parameters.placement == "separate"))
     chosen, laws, index = points.pairs()
     pairs = [(*points.choices[choice], points.laws[law]) for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True)]
     rounds = {
@@ -89,10 +89,10 @@ def predict_points(points: PredictionPoints) -> Prediction:
 
 def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds: a round puts out one token, of a batch one of each text that is left."""
-    apart = parameters.placement == "apart"
+    separate = parameters.placement == "separate"
     if parameters.decoded_sequences == 1:
-        return slowest_of(tokens, round_prices(cost, parameters.draft_length, apart=apart))
-    price = static_batches.prices(cost, parameters.draft_length, parameters.concurrent_sequences, apart=apart)
+        return slowest_of(tokens, round_prices(cost, parameters.draft_length, separate=separate))
+    price = static_batches.prices(cost, parameters.draft_length, parameters.concurrent_sequences, separate=separate)
     rounds = parameters.steps_of(tokens)
     return rounds * float(price.time.max()), rounds * float(price.busy.max())
 

@@ -1,7 +1,7 @@
 """The theorems on Big Little Decoder, 18 and 19, with those of every method, 28 and 29.
 
-An example has `maximum_draft`, a `variant` or an `exit_layer`, and what becomes of the small model's token at each output position,
-`decisions`: 0 stays, 1 it is unsure, 2 taken back; or the rates, in twentieths, for all luck. Costs are in quarters.
+An example has `max_draft_length`, a `variant` or an `exit_layer`, and what becomes of the small model's token at each output
+position, `decisions`: 0 stays, 1 it is unsure, 2 taken back; or the rates, in twentieths, for all luck. Costs are in quarters.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _forms(draw: DrawFn, forms: tuple[str, ...]) -> Example:
     early = name == "early"
     return {
         "variant": "paper" if early else name, "exit_layer": draw(whole(1, 3)) if early else None,
-        "placement": "together" if early else draw(st.sampled_from(PLACEMENTS)), "cost_ratio": draw(quarters),
-        "link": draw(whole(0, 2)) / 4, "maximum_draft": draw(whole(1, 4)), "head": draw(whole(0, 2)),
+        "placement": "colocated" if early else draw(st.sampled_from(PLACEMENTS)), "cost_ratio": draw(quarters),
+        "link": draw(whole(0, 2)) / 4, "max_draft_length": draw(whole(1, 4)), "head": draw(whole(0, 2)),
     }  # fmt: skip
 
 
@@ -68,13 +68,13 @@ def _decodings(draw: DrawFn, /, forms: tuple[str, ...] = ("paper", "code", "earl
 def _rated(draw: DrawFn, tokens: int, forms: tuple[str, ...] = ("paper", "code"), most: int = 3) -> Example:
 
     example = {**draw(_forms(forms)), "fallback_rate": draw(rates()), "rollback_rate": draw(rates())}
-    return example | {"maximum_draft": draw(whole(1, most)), "tokens": draw(whole(1, tokens))}
+    return example | {"max_draft_length": draw(whole(1, most)), "tokens": draw(whole(1, tokens))}
 
 
 def _intensities(variant: str) -> SearchStrategy[Example]:
     some = whole(1, 20).map(lambda twentieths: twentieths / 20)
     return st.fixed_dictionaries({
-        "fallback_rate": rates(), "rollback_rate": rates(), "maximum_draft": whole(1, 20), "operations_ratio": some,
+        "fallback_rate": rates(), "rollback_rate": rates(), "max_draft_length": whole(1, 20), "operations_ratio": some,
         "memory_ratio": some, "variant": st.just(variant),
     })  # fmt: skip
 
@@ -93,7 +93,7 @@ def _models(draw: DrawFn) -> Example:
     example: Example = {role: [digits(draw, words, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
                         for role in ("target", "draft")}  # fmt: skip
     return example | {
-        "maximum_draft": draw(whole(1, 4)), "variant": draw(st.sampled_from(bild.VARIANTS)), "tokens": draw(whole(1, 7)),
+        "max_draft_length": draw(whole(1, 4)), "variant": draw(st.sampled_from(bild.VARIANTS)), "tokens": draw(whole(1, 7)),
         "fallback_threshold": draw(rates()), "rollback_threshold": draw(whole(0, 8)) / 4,
     }  # fmt: skip
 
@@ -124,14 +124,14 @@ def mean_over_all_luck(x: Example) -> None:
 def segments_of_eq_1(x: Example) -> None:
     stays = (1 - x["fallback_rate"]) * (1 - x["rollback_rate"])
     mean = math.fsum(chance * rounds(run) for chance, run in _all_runs(x, x["tokens"]))
-    equal("mean segments", float(speculative.target_runs(x["tokens"], stays, x["maximum_draft"])), mean, CLOSE)
+    equal("mean segments", float(speculative.target_runs(x["tokens"], stays, x["max_draft_length"])), mean, CLOSE)
 
 
 @theorem("18c", "A segment has the mean tokens, runs of the small model and inputs of the large one, and the chance of a rollback.",
          source="[Kim2023], Section 3", given=lambda: _rated(1, most=2))
 def one_segment(x: Example) -> None:
     """The first segment of a decoding that goes on beyond it, all luck of it."""
-    f, r, most = x["fallback_rate"], x["rollback_rate"], x["maximum_draft"]
+    f, r, most = x["fallback_rate"], x["rollback_rate"], x["max_draft_length"]
     tokens, smalls, back, wide = [], [], [], []
     for chance, run in _all_runs(x, most + 3):
         kinds = [kind for _, kind, _ in run.commits]
@@ -154,7 +154,7 @@ def sure_is_a_fixed_window(x: Example) -> None:
     decisions = [decision * (decision == UNLIKELY) for decision in x["decisions"]]
     run = play(x, decisions=decisions)
     other = pipelined_examples.play({
-        "layers": 4, "draft_length": x["maximum_draft"], "accept": [not decision for decision in decisions],
+        "layers": 4, "draft_length": x["max_draft_length"], "accept": [not decision for decision in decisions],
         "placement": x["placement"], "cost": {"cost_ratio": x["cost_ratio"], "link": x["link"], "final_head": x["head"]},
     })  # fmt: skip
     equal("times and numbers of tokens", [(time, count) for time, _, count in run.commits],
@@ -165,10 +165,10 @@ def sure_is_a_fixed_window(x: Example) -> None:
          source="Algorithm 1: it runs before it is asked", given=lambda: _decodings(("paper", "code")))
 def never_sure_is_a_wasted_run(x: Example) -> None:
     n = len(x["decisions"])
-    run = play(x, decisions=[UNSURE] * n, placement="together")
+    run = play(x, decisions=[UNSURE] * n, placement="colocated")
     one = cost(x).target_pass
     equal("latency", run.latency, n * one + (n - 1) * one * x["cost_ratio"])
-    equal("its limit", float(formulas.speedup(1, 0, x["maximum_draft"], x["cost_ratio"])), 1 / (1 + x["cost_ratio"]), CLOSE)
+    equal("its limit", float(formulas.speedup(1, 0, x["max_draft_length"], x["cost_ratio"])), 1 / (1 + x["cost_ratio"]), CLOSE)
 
 
 @theorem("18f", "A rollback threshold of infinity takes nothing back.", source="[Kim2023], Eq. 3", given=_records)
@@ -197,9 +197,9 @@ def at_any_threshold(x: Example) -> None:
          given=_models)
 def nothing_but_the_small_models_own(x: Example) -> None:
     """Never unsure, and nothing taken back: a window of the small model's tokens, and one of the large model's."""
-    x = {**x, "fallback_threshold": 0.0, "rollback_threshold": float("inf"), "tokens": 1 + x["maximum_draft"]}
+    x = {**x, "fallback_threshold": 0.0, "rollback_threshold": float("inf"), "tokens": 1 + x["max_draft_length"]}
     text, _ = _texts(x)
-    small = likeliest_text(model(x["draft"]), PROMPT, x["maximum_draft"])
+    small = likeliest_text(model(x["draft"]), PROMPT, x["max_draft_length"])
     equal("text of a window", text[:-1], small)
 
 
@@ -225,10 +225,10 @@ def thresholds_decide(x: Example) -> None:
 @theorem("19a", "The released code gives as many tokens and large runs a segment more as there are rollbacks.",
          source="after a rollback it runs the large model again", given=lambda: _rated(1, most=2))
 def code_gives_more_by_rollbacks(x: Example) -> None:
-    given = x["fallback_rate"], x["rollback_rate"], x["maximum_draft"]
+    given = x["fallback_rate"], x["rollback_rate"], x["max_draft_length"]
     more = formulas.expected_tokens(*given, variant="code") - formulas.expected_tokens(*given)
     equal("tokens of a segment more", float(more), float(formulas.rollback_probability(*given)), 1e-9)
-    each = {name: [*_all_runs({**x, "variant": name}, x["maximum_draft"] + 3)] for name in bild.VARIANTS}
+    each = {name: [*_all_runs({**x, "variant": name}, x["max_draft_length"] + 3)] for name in bild.VARIANTS}
     found = {
         name: math.fsum(chance * (1 + (run.commits[1][1] == "again")) for chance, run in runs) for name, runs in each.items()
     }
@@ -240,7 +240,7 @@ def code_gives_more_by_rollbacks(x: Example) -> None:
 @theorem("19c", "Nor in the released code.", source="false: the pass behind a rollback is j + 2 tokens wide",
          given=lambda: _intensities("code"), expect="fails")
 def intensity_knows_no_rollbacks(x: Example) -> None:
-    given = x["fallback_rate"], np.array([0.0, x["rollback_rate"]]), x["maximum_draft"], x["operations_ratio"], x["memory_ratio"]
+    given = x["fallback_rate"], np.array([0.0, x["rollback_rate"]]), x["max_draft_length"], x["operations_ratio"], x["memory_ratio"]
     none, some = formulas.intensity_factor(*given, variant=x["variant"])
     equal("intensity with rollbacks", float(some), float(none), CLOSE)
 
@@ -325,9 +325,9 @@ def lower_fallback_threshold_is_no_slower(x: Example) -> None:
 def choice(x: Example) -> bild.Parameters:
     """The parameters of an example's decoding."""
     if x.get("exit_layer") is not None:
-        return bild.Parameters(4, x["maximum_draft"], exit_layer=x["exit_layer"])
+        return bild.Parameters(4, x["max_draft_length"], exit_layer=x["exit_layer"])
     return bild.Parameters(
-        4, x["maximum_draft"], variant=x.get("variant", "paper"), placement=x.get("placement", "together"), draft_layers=2
+        4, x["max_draft_length"], variant=x.get("variant", "paper"), placement=x.get("placement", "colocated"), draft_layers=2
     )
 
 
@@ -382,7 +382,7 @@ def _all_runs(x: Example, tokens: int) -> Iterator[tuple[float, Run]]:
 
 def _texts(x: Example) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What two models put out together, and the large one alone; each model reads what has been put out, or it is an error."""
-    parameters = bild.Parameters(1, x["maximum_draft"], x["fallback_threshold"], x["rollback_threshold"], x["variant"])
+    parameters = bild.Parameters(1, x["max_draft_length"], x["fallback_threshold"], x["rollback_threshold"], x["variant"])
     models = {role: model(x[role]) for role in ("target", "draft")}
     law = law_of_text(lambda: bild.decode(parameters, PROMPT, x["tokens"]), models, PROMPT, x["tokens"])
     (text,) = law

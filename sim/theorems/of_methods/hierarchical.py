@@ -54,7 +54,7 @@ def _shapes(most: int = 4, readings: tuple[str, ...] = READINGS) -> dict[str, Se
 def _decodings(draw: DrawFn) -> Example:
     tokens = draw(whole(1, 9))
     example: Example = {name: [bool(bit) for bit in digits(draw, tokens, 1)] for name in _RATES}
-    example |= {"placement": draw(st.sampled_from(("together", "apart"))), "link": draw(whole(0, 2)) / 4}
+    example |= {"placement": draw(st.sampled_from(("colocated", "separate"))), "link": draw(whole(0, 2)) / 4}
     return example | {name: draw(strategy) for name, strategy in _shapes().items()}
 
 
@@ -177,7 +177,7 @@ def cascade(x: Example) -> None:
 def choice(x: Example) -> Parameters:
     """The parameters of an example's decoding."""
     inner = x["inner_draft_length"] if x["reading"] == "recursive" else None
-    return Parameters(1, x["draft_length"], x["reading"], inner, x.get("sampled", False), placement=x.get("placement", "together"))
+    return Parameters(1, x["draft_length"], x["reading"], inner, x.get("sampled", False), placement=x.get("placement", "colocated"))
 
 
 def cost(x: Example) -> UnitCost:

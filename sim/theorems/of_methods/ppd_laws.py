@@ -184,7 +184,7 @@ def units_in_the_long_run(x: Example) -> None:
     at_most("distance of E[C/T] from its limit", abs(ratio - limit), 2 * k / n)
     at_most("E[C]/E[T]", quotient, limit, CLOSE)
     if 2 * exit_at == d:
-        equal("Eq. 5", float(formulas.mean_units(p, k)), limit, CLOSE)
+        equal("Eq. 5", float(formulas.mean_busy_units(p, k)), limit, CLOSE)
 
 
 # --- 26: overheads ---
@@ -259,7 +259,7 @@ def limit_of_the_speed_up(x: Example) -> None:
     at_most("speed-up", here, next_one, CLOSE)
     at_most("speed-up", next_one, limit, CLOSE)
     if 2 * exit_at == d:
-        equal("Eq. 3", float(formulas.normalized_latency(p)), 1 / limit, CLOSE)
+        equal("Eq. 3", float(formulas.relative_latency(p)), 1 / limit, CLOSE)
 
 
 @theorem("27b", "E[T]/d is the latency of distributed speculative inference with lookahead 1 and drafts of cost d'/d.",

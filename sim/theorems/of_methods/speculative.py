@@ -139,7 +139,7 @@ def prediction(x: Example) -> None:
     variance = average([(value - time) ** 2 for value in times])
     at_most("error of the variance", abs(float(found.latency_variance) - variance), CLOSE * time**2)
     equal("latency of plain decoding", float(found.plain_latency), n * (cost(x).depths[-1] + cost(x).final_head), CLOSE)
-    if choice(x).placement == "together":
+    if choice(x).placement == "colocated":
         equal("units in use", float(found.units_ratio), 1.0)
 
 
@@ -453,7 +453,7 @@ def limits(x: Example) -> None:
          source="a round that is cut short is narrower", given=lambda: few(costs="whole"))
 def measured_widths(x: Example) -> None:
     n, gamma, alpha = _few(x)
-    given = {**x, "placement": "together"}
+    given = {**x, "placement": "colocated"}
     time = mean(given, n, lambda run: run.latency)
     prices = cost(given)
     assert prices.cost_ratio is not None

@@ -67,10 +67,10 @@ def overlap(x: Example) -> None:
 def first_test(x: Example) -> None:
     x = {**x, "draft_length": 1, "tokens": 2}
     p, q = _laws(x)
-    ways = list(endings(decoder(x), models(x), PROMPT, 2))
-    kept = sum((way.chance for way in ways if len(way.commits[0].tokens) == 2), Fraction(0))
+    tensor_parallel = list(endings(decoder(x), models(x), PROMPT, 2))
+    kept = sum((way.chance for way in tensor_parallel if len(way.commits[0].tokens) == 2), Fraction(0))
     equal("chance that the first drafted token is accepted", kept, sum(map(min, p, q)))
-    law = [sum((way.chance for way in ways if way.text[0] == token), Fraction(0)) for token in range(len(p))]
+    law = [sum((way.chance for way in tensor_parallel if way.text[0] == token), Fraction(0)) for token in range(len(p))]
     equal("law of the first token", law, list(p))
 
 

@@ -70,7 +70,7 @@ def work_is_busy_time(x: Example) -> None:
     busy = draft * work.passes_of["draft"] + prices.target_pass * verified
     equal("compute", run.busy, busy, rounding(x))
     drafting_rounds = sum(times for (_, count), times in work.rounds.items() if count)
-    links = 2 * prices.link * drafting_rounds if choice(x).placement == "apart" else 0.0
+    links = 2 * prices.link * drafting_rounds if choice(x).placement == "separate" else 0.0
     equal("latency", run.latency, busy + links, rounding(x))
     equal("passes", run.passes, work.passes)
 
