@@ -46,12 +46,12 @@ RESULTS = ("held_units", "held_layers", "held_s", "mean_units", "mean_units_per_
 
 
 def now(old: str, known: Collection[str]) -> str | None:
-    """Return the name that an old one has among the known ones, or None where it was none.
+    """Return the name that an old one, which is not known any more, has among the known ones; None where it was none.
 
     >>> now("apart", ["colocated", "separate"]), now("apart", ["unit_kind", "sweep"]), now("layers", ["layers"])
     ('separate', 'unit_kind', None)
     """
-    return None if old in known else next((new for new in RENAMED.get(old, ()) if new in known), None)
+    return next((new for new in RENAMED.get(old, ()) if new in known), None)
 
 
 def old_column(columns: Iterable[str]) -> str | None:
