@@ -94,8 +94,14 @@ def of_grid(grid: Grid, start: int, stop: int) -> tuple[Points, list[Row]]:
             wrong = np.flatnonzero((index == each) & good)
             good[wrong] = False
             failures += [_failure(point, found[each]) for point in number[wrong].tolist()]
-    points = Points(number, choices, outcomes, choice, outcome)
-    return points.at(np.flatnonzero(good)), failures
+    (choices, choice), (outcomes, outcome) = (_used(found, index[good]) for found, index in ((choices, choice), (outcomes, outcome)))
+    return Points(number[good], choices, outcomes, choice, outcome), failures
+
+
+def _used(found: Sequence[Any], index: Index) -> tuple[list[Any], Index]:
+    """Those of them that any point is made of, and the index of each point's."""
+    used, again = np.unique(index, return_inverse=True)
+    return [found[each] for each in used.tolist()], again
 
 
 def _parts(
