@@ -1,6 +1,6 @@
 """The view `formula`: what the theory says of the points of a grid, of many at once.
 
-PointBlock of a grid share most of what they are made of: their choices (method, parameters, tokens, costs, cluster) and their outcomes.
+Points of a grid share most of what they are made of: their choices (method, parameters, tokens, costs, cluster) and their outcomes.
 Each is resolved once, the theory is asked for all points of a method together, and rows are put together by column.
 """
 
@@ -36,7 +36,7 @@ FAILED = {"point": pl.Int64, "view": pl.String, "error": pl.String}
 
 @dataclass(frozen=True)
 class PointBlock:
-    """PointBlock that are made of the same choices and outcomes, each of them once."""
+    """Points that are made of the same choices and outcomes, each of them once."""
 
     number: Index
     """Of each point in its grid."""
@@ -144,7 +144,7 @@ def frame(grid: Grid, start: int, stop: int) -> pl.DataFrame:
 
 
 def _computable(points: PointBlock, failures: list[Row]) -> list[tuple[PointBlock, pl.DataFrame]]:
-    """PointBlock with their estimates, which are computed together; where that fails, it is found out at which points."""
+    """Points with their estimates, which are computed together; where that fails, it is found out at which points."""
     if not points.number.size:
         return []
     try:
