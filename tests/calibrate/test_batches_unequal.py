@@ -14,7 +14,7 @@ from calibrate.interpreters.in_one_process import Luck, PassOutput, Real
 from model.base.checks import ParameterError
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Parameters
-from model.steps import CacheError, Forward
+from model.steps import Batch, CacheError, Forward, LayerSpan
 from tests.support import real_models
 from tests.support.tiers import crossed, examples
 
@@ -40,7 +40,7 @@ def nothing_is_left_of_what_was_in_memory() -> Iterator[None]:
 def written(decoders: Any, parameters: Parameters, prompts: Sequence[Sequence[int]] = PROMPTS, **more: Any) -> dict[int, list[int]]:
     real = Real(decoders, **more)
     steps = speculative.decode(parameters, prompts[0], max(LENGTHS), prompts=prompts)
-    return real.run(steps, parameters.outputs_of(max(LENGTHS))).texts
+    return real.run(steps, parameters.outputs_of(max(LENGTHS))).sequences
 
 
 def choice(batch: int, gamma: int = 3, **more: Any) -> Parameters:
@@ -71,9 +71,9 @@ def test_one_prompt_for_all_is_read_once() -> None:
     decoders = real_models.decoders("gpt2", "draft")
     real = Real(decoders)
     work = real.run(speculative.decode(choice(3), PROMPTS[0], 12), sum(LENGTHS))
-    assert work.texts == written(decoders, choice(3), prompts)
-    wholes = [kind for kind in work.account.passes_by_kind if not kind[4]]  # that project nothing
-    assert [(kind[0], kind[1], work.account.passes_by_kind[kind][0]) for kind in wholes] == [("target", 2, 1), ("draft", 2, 1)]
+    assert work.sequences == written(decoders, choice(3), prompts)
+    wholes = [kind for kind in work.account.passes_by_kind if not kind.heads]  # that project nothing
+    assert [(kind.role, kind.width, work.account.passes_by_kind[kind][0]) for kind in wholes] == [("target", 2, 1), ("draft", 2, 1)]
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt"])
@@ -92,7 +92,7 @@ def test_what_a_pass_says_is_what_each_text_says_from_scratch(kind: str) -> None
     held = real.new_cache()
     texts = {0: [3, 4, 5, 6], 2: [7], 5: [1, 2]}
     for number, own in texts.items():
-        real.forward(held, Forward("target", tuple(own), 0, 0, LAYERS, texts=(number,)))
+        real.forward(held, Forward("target", tuple(own), 0, LayerSpan(0, LAYERS), batch=Batch.uniform((number,), 0, len(own))))
 
     def made(words: dict[int, tuple[int, ...]], keep: dict[int, int], heads: int) -> None:
         width = len(next(iter(words.values())))
@@ -100,9 +100,8 @@ def test_what_a_pass_says_is_what_each_text_says_from_scratch(kind: str) -> None
             texts[number] = [*texts[number][:place], *words[number]]
         tokens = tuple(word for own in words.values() for word in own)
         places = tuple(keep.values())
-        step = Forward(
-            "target", tokens, min(places), 0, LAYERS, heads=heads * len(words), texts=tuple(words), places=places
-        )  # fmt: skip
+        batch = Batch.uniform(tuple(words), places, width, heads)
+        step = Forward("target", tokens, min(places), LayerSpan(0, LAYERS), heads=heads * len(words), batch=batch)
         out = real.forward(held, step)
         for index, number in enumerate(words):
             for place in range(heads):
@@ -116,7 +115,10 @@ def test_what_a_pass_says_is_what_each_text_says_from_scratch(kind: str) -> None
     made({0: (1, 2, 3), 2: (4, 5, 6), 5: (7, 8, 9)}, {0: 3, 2: 2, 5: 3}, 3)
     made({0: (1, 2), 5: (7, 8)}, {0: 4, 5: 3}, 1)  # one has left, and both are cut
     made({0: (1, 2, 5, 4), 5: (7, 8, 6, 6)}, {0: 6, 5: 4}, 2)
-    assert isinstance(real.forward(held, Forward("target", (3,), 8, 0, LAYERS, heads=1, texts=(5,))), PassOutput)
+    assert isinstance(
+        real.forward(held, Forward("target", (3,), 8, LayerSpan(0, LAYERS), heads=1, batch=Batch.uniform((5,), 8, heads=1))),
+        PassOutput,
+    )
 
 
 def test_texts_at_one_position_again_need_no_mask() -> None:
@@ -125,9 +127,9 @@ def test_texts_at_one_position_again_need_no_mask() -> None:
     real = Real({"target": decoder})
     held = real.new_cache()
     for number, own in ((0, (3, 4, 5)), (1, (6,))):
-        real.forward(held, Forward("target", own, 0, 0, LAYERS, texts=(number,)))
-    real.forward(held, Forward("target", (1, 2, 7, 8), 1, 0, LAYERS, texts=(0, 1), places=(3, 1)))
-    out = real.forward(held, Forward("target", (5, 6), 3, 0, LAYERS, heads=2, texts=(0, 1)))
+        real.forward(held, Forward("target", own, 0, LayerSpan(0, LAYERS), batch=Batch.uniform((number,), 0, len(own))))
+    real.forward(held, Forward("target", (1, 2, 7, 8), 1, LayerSpan(0, LAYERS), batch=Batch.uniform((0, 1), (3, 1), 2)))
+    out = real.forward(held, Forward("target", (5, 6), 3, LayerSpan(0, LAYERS), heads=2, batch=Batch.uniform((0, 1), 3, heads=1)))
     for row, own in enumerate(([3, 4, 5, 5], [6, 7, 8, 6])):
         assert torch.allclose(out.logits[row], real_models.logits(full, own), rtol=0, atol=1e-12)
     assert {layer.ends for layer in held.of("target", (0, 1)).layers} == {None}
@@ -139,13 +141,15 @@ def test_a_copy_shares_rows_until_one_of_the_two_writes() -> None:
     real = Real({"target": decoder})
     held = real.new_cache()
     for number, own in ((0, (3, 4, 5)), (1, (6,))):
-        real.forward(held, Forward("target", own, 0, 0, LAYERS, texts=(number,)))
-    step = Forward("target", (1, 2, 7, 8), 1, 0, LAYERS, heads=4, texts=(0, 1), places=(3, 1))
+        real.forward(held, Forward("target", own, 0, LayerSpan(0, LAYERS), batch=Batch.uniform((number,), 0, len(own))))
+    step = Forward("target", (1, 2, 7, 8), 1, LayerSpan(0, LAYERS), heads=4, batch=Batch.uniform((0, 1), (3, 1), 2, heads=2))
     real.forward(held, step)
     twin = held.copy()
     assert {layer.ends for layer in twin.of("target", (0, 1)).layers} == {(5, 3)}
     other = real.forward(twin, step._replace(tokens=(9, 9, 9, 9)))
-    more = real.forward(held, Forward("target", (5, 6), 3, 0, LAYERS, heads=2, texts=(0, 1), places=(5, 3)))
+    more = real.forward(
+        held, Forward("target", (5, 6), 3, LayerSpan(0, LAYERS), heads=2, batch=Batch.uniform((0, 1), (5, 3), heads=1))
+    )
     assert torch.allclose(more.logits[1], real_models.logits(full, [6, 7, 8, 6]), rtol=0, atol=1e-12)
     assert torch.allclose(other.logits[3], real_models.logits(full, [6, 9, 9]), rtol=0, atol=1e-12)
 
@@ -159,7 +163,7 @@ def test_rows_of_texts_are_joined_and_parted(lengths: list[int], data: st.DataOb
     for number, length in enumerate(lengths):
         rows = decoder.rows()
         if length:
-            decoder.run(tuple((number + each) % 29 for each in range(length)), 0, 0, LAYERS, rows)
+            decoder.run(tuple((number + each) % 29 for each in range(length)), 0, LayerSpan(0, LAYERS), rows)
         parts.append(rows)
     whole = joined(parts)
     picked = data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, unique=True))
@@ -183,9 +187,9 @@ def test_rows_of_texts_are_joined_and_parted(lengths: list[int], data: st.DataOb
 def test_a_wrong_number_of_rows_is_noticed() -> None:
     real = Real({"target": real_models.decoders("llama")["target"]})
     held = real.new_cache()
-    step = Forward("target", (1, 2), 0, 0, LAYERS, texts=(0, 1))
+    step = Forward("target", (1, 2), 0, LayerSpan(0, LAYERS), batch=Batch.uniform((0, 1), 0))
     real.forward(held, step)
-    real.forward(held, Forward("target", (1,), 1, 0, LAYERS, texts=(0,)))
+    real.forward(held, Forward("target", (1,), 1, LayerSpan(0, LAYERS), batch=Batch.uniform((0,), 1)))
     rows = held.of("target", (0, 1))
     whole = LayerRows.write_each
 
@@ -198,14 +202,14 @@ def test_a_wrong_number_of_rows_is_noticed() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LayerRows, "write_each", short)
         with pytest.raises(CacheError, match=r"layer 3 should hold \(3, 2\) positions, it holds \(2, 1\)"):
-            real.forward(held, step._replace(at=1, places=(2, 1)))
+            real.forward(held, step._replace(at=1, batch=Batch.uniform((0, 1), (2, 1))))
 
 
 def test_texts_have_no_more_positions_than_the_model() -> None:
     decoder = real_models.decoders("llama")["target"]
     rows = joined([decoder.rows(), decoder.rows()])
     with pytest.raises(ParameterError, match="at most 96 positions"):
-        decoder.run((1, 2), 0, 0, LAYERS, rows, batch=2, places=(96, 0))
+        decoder.run((1, 2), 0, LayerSpan(0, LAYERS), rows, batch=Batch.uniform((0, 1), (96, 0)))
 
 
 def test_an_encoder_decoder_has_no_batches() -> None:
@@ -466,9 +470,9 @@ def test_rows_are_adopted_of_some_layers_and_of_a_hypothesis() -> None:
 
 def test_where_only_rows_are_wanted_a_layer_ends_when_they_are_written() -> None:
     rows = KvRows(2)
-    rows.rows_only = True
+    rows.kv_only = True
     with pytest.raises(RowsMade):
         rows.update(*numbers(4.0, 2), 1)
     assert [both(layer) for layer in rows.layers] == [[], [4, 5]]
     rows.crossed = "what an encoder said"
-    assert (rows.copy().crossed, rows.copy().rows_only) == ("what an encoder said", False)
+    assert (rows.copy().crossed, rows.copy().kv_only) == ("what an encoder said", False)

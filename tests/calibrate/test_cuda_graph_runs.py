@@ -27,6 +27,7 @@ from calibrate.untested_on_gpu.over_streams import Lanes
 from model.base.checks import ParameterError
 from model.hardware import profile_files
 from model.logs import measured_runs
+from model.steps import LayerSpan
 from sim.comparison import comparison_report, predict
 from tests.support import real_models, recording
 from tests.support.clockwork import few_parts, wound
@@ -192,7 +193,7 @@ def test_no_graph_is_captured_in_a_timed_run(cuda: Cuda, tmp_path: Path, monkeyp
         before = cuda_graphs.captured(models.values())
         if next(surprise):  # a near tie fell the other way
             target = models["target"]
-            target.run((1, 2, 3, 4, 5), 0, 0, 2, target.rows())
+            target.run((1, 2, 3, 4, 5), 0, LayerSpan(0, 2), target.rows())
         found = whole(each, *more)
         counts.append((before, cuda_graphs.captured(models.values())))
         return found
