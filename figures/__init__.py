@@ -6,12 +6,11 @@ Nothing here simulates or keeps state: a figure is a function of the rows that i
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.base import bounded_files, checks, typed_values
+from model.base import bounded_files, checks, typed_values, whole_files
 
 if TYPE_CHECKING:
     import polars as pl
@@ -42,14 +41,10 @@ def save(figure: Figure, path: str | Path, formats: Sequence[str] = FORMATS) -> 
         buffer = io.BytesIO()
         with house():
             figure.savefig(buffer, format=name, dpi=150, metadata=metadata, bbox_inches=whole)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
-            partial.write_bytes(buffer.getvalue())
-            os.replace(partial, target)
+            paths.append(whole_files.write_bytes(target, buffer.getvalue()))
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise checks.ParameterError(f"cannot write {target}: {error.strerror}") from None
-        paths.append(target)
     return paths
 
 
@@ -310,7 +305,7 @@ def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, rows: pl.DataFra
     import numpy as np
     import polars as pl
 
-    from figures.common import naming
+    from figures.common import point_names
     from figures.of_runs import accepted_tokens
     from model.methods.speculative import theory as speculative
 
@@ -324,9 +319,9 @@ def _of_accepted(lengths: pl.DataFrame, drafting: pl.DataFrame, rows: pl.DataFra
     first = lengths["point"].unique().sort().head(accepted_tokens.MOST_POINTS)
     shown = lengths.filter(pl.col("point").is_in(first.implode()))
     if shown.height:
-        named = naming.names(rows.join(shown.select("point").unique(), "point", how="semi", maintain_order="left"))
+        named = point_names.names(rows.join(shown.select("point").unique(), "point", how="semi", maintain_order="left"))
         said = pl.col("point").replace_strict(named, return_dtype=pl.String)
-        same = ", ".join(naming.common(rows.filter(pl.col("point").is_in(first.implode()))))
+        same = ", ".join(point_names.common(rows.filter(pl.col("point").is_in(first.implode()))))
         yield "accepted", accepted_tokens.draw(shown.with_columns(name=said), about=same)
 
 

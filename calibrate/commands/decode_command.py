@@ -16,7 +16,7 @@ from model.base import strict_json
 
 if TYPE_CHECKING:
     from calibrate.decode.decode_report import Result
-    from calibrate.decoders.adapter import Decoder
+    from calibrate.decoders.transformers_adapter import Decoder
     from calibrate.interpreters.in_one_process import Sampling
     from calibrate.loading.load_models import Begun, LoadedModel
     from calibrate.loading.prompts import Prompt

@@ -15,6 +15,7 @@ from model.base import strict_json
 if TYPE_CHECKING:
     from calibrate.family.corpus import Corpus
     from calibrate.family.model_directory import Loaded
+    from calibrate.family.training import Recipe, Size
 
 _QUICK_TEXT = 40_000
 _KEPT = "what was done up to two minutes ago is kept: the same command with --resume goes on"
@@ -158,7 +159,7 @@ def align(
 
     calibrate align --target my-llama --draft my-small-llama --text articles --prompts 20000 -o aligned
     """
-    from calibrate.family import align as work
+    from calibrate.family import align_draft as work
     from calibrate.family import model_directory
 
     given = {
@@ -238,7 +239,7 @@ def _sizes(role: str, layers: int | None, hidden: int | None, ffn: int | None) -
     return {roles[0]: Size(layers, hidden, ffn)}
 
 
-def _command(role: str, size: Any, recipe: Any, said: dict[str, Any]) -> str:
+def _command(role: str, size: Size | None, recipe: Recipe, said: dict[str, Any]) -> str:
     """The command that gives these weights again, with all that they follow from and without anybody's paths."""
     parts = [f"calibrate train -o family --role {role}"]
     parts += [f"--layers {size.layers} --hidden {size.hidden} --ffn {size.ffn}"] if size is not None else []

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from calibrate.timing.profile_from_timings import TimedProfiles
     from calibrate.timing.single_pass import Effort
     from calibrate.timing.timing_grid import TimingGrid
+    from model.hardware.profile import Profile
 
 _WIDTHS, _CONTEXTS = "1,2,3,4,5,6,7,8,9,12,16,17,24,32", "128,512,1024,2048"
 _QUICK_WIDTHS, _QUICK_CONTEXTS, _QUICK_MINUTES = "1,4,9", "128,512", 1.0
@@ -123,7 +124,7 @@ def _lines(result: TimedProfiles) -> Iterator[str]:
     yield f"{result.outcome.path}"
 
 
-def _others(profile: Any) -> Iterator[str]:
+def _others(profile: Profile) -> Iterator[str]:
     for part, axis in (("embedding", "tokens"), ("step", "batch")):
         for busy in sorted(set(profile.table["busy"])):
             for row in profile.rows(part, busy=busy).iter_rows(named=True):

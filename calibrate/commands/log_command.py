@@ -13,7 +13,7 @@ from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
-    from calibrate.decode.log_positions import Spent
+    from calibrate.decode.position_logging import Spent
     from calibrate.loading.load_models import LoadedModel
 
 _GAMMAS = "1,2,3,5,7"
@@ -49,7 +49,7 @@ def log(
 
     calibrate log --target my-llama --draft my-small-llama --prompts squad.json --limit 100 -o squad.json
     """
-    from calibrate.decode import log_positions as work
+    from calibrate.decode import position_logging as work
     from calibrate.interpreters.in_one_process import Sampling
 
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}

@@ -59,7 +59,7 @@ def quality(
     calibrate quality skipdecode --set max_layers=12 --sweep min_layers=4,6,8 -o skip.csv
     """
     from calibrate.commands import log_command
-    from calibrate.decode import quality as work
+    from calibrate.decode import output_quality as work
     from calibrate.decode import real_decoding
     from calibrate.loading import load_models
     from model.base import table_records

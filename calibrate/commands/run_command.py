@@ -15,7 +15,7 @@ from calibrate.commands import common_options as options
 from model.base import strict_json
 
 if TYPE_CHECKING:
-    from calibrate.decoders.adapter import Decoder
+    from calibrate.decoders.transformers_adapter import Decoder
     from calibrate.loading.load_models import LoadedModel
     from calibrate.measured_runs.measure_runs import Wanted
     from calibrate.measured_runs.run_plan import WrittenPlan

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from calibrate.decoders.adapter import Decoder
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.devices.device_failures import failure_of
 from calibrate.interpreters.in_one_process import Luck, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu import cuda_graphs
@@ -65,7 +65,7 @@ def decode(
         0.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
-    >>> from calibrate.decoders.adapter import decoder_of
+    >>> from calibrate.decoders.transformers_adapter import decoder_of
     >>> tiny = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
     >>> models = {role: decoder_of(LlamaForCausalLM(tiny), role) for role in ("target", "draft")}
     >>> found = decode("speculative", models, [3, 5], 6, {"draft_length": 2})

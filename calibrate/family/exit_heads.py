@@ -19,7 +19,7 @@ from calibrate.family import model_directory, training
 from calibrate.family.corpus import Corpus
 from calibrate.family.model_directory import Loaded
 from calibrate.family.training import Recipe, Report
-from model.base import bounded_files, checks, strict_json
+from model.base import bounded_files, checks, strict_json, whole_files
 from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -277,7 +277,7 @@ def _groups(places: Tokens, length: int) -> Iterator[Tokens]:
 def _norm(loaded: Loaded) -> Any:
     import torch
 
-    from calibrate.decoders.adapter import decoder_of
+    from calibrate.decoders.transformers_adapter import decoder_of
 
     return decoder_of(loaded.model, loaded.name).norm or torch.nn.Identity()
 
@@ -305,5 +305,5 @@ def _write(path: Path, heads: dict[int, Tensor], said: dict[str, Any]) -> None:
     from safetensors.torch import save_file
 
     tensors = {f"layer.{layer}": head.cpu().contiguous() for layer, head in heads.items()}
-    with model_directory.whole(path) as part:
+    with whole_files.whole(path) as part:
         save_file(tensors, part, {"about": strict_json.dumps(said)})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from calibrate.family import model_directory, training, vocabulary
 from calibrate.family.corpus import Corpus
 from calibrate.family.training import Recipe, Report, Size
-from model.base import strict_json
+from model.base import strict_json, whole_files
 from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ def tokenizer_of(folder: Path, corpus: Corpus, size: int = vocabulary.SIZE, reci
     if recipe is not None:
         recipe.steps(vocabulary.encoded(learnt, corpus.training).size)
         training.enough("held-out text", vocabulary.encoded(learnt, corpus.held_out), recipe.length)
-    with model_directory.whole(folder / CORPUS) as part:
-        part.write_text(strict_json.dumps(now, indent=1) + "\n", encoding="utf-8")
-    with model_directory.whole(folder / TOKENIZER) as part:
+    whole_files.write_text(folder / CORPUS, strict_json.dumps(now, indent=1) + "\n")
+    with whole_files.whole(folder / TOKENIZER) as part:
         learnt.save(str(part))
     return learnt
 

@@ -13,15 +13,13 @@ import hashlib
 import math
 import os
 import re
-import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model.architectures import transformer
-from model.base import checks, strict_json
+from model.base import checks, strict_json, whole_files
 from model.base.bounded_files import MOST_BYTES, MOST_TOML, check_regular, json_of, read_bytes
 from model.base.checks import ParameterError
 
@@ -293,7 +291,7 @@ def save(model: Any, tokenizer: Any, log: dict[str, Any], folder: Path) -> None:
     finite(f"{folder.name} in half precision", half.named_parameters())
     if not hasattr(tokenizer, "save_pretrained"):
         tokenizer = vocabulary.wrapped(tokenizer, half.config.max_position_embeddings)
-    with whole(folder) as part, quiet():
+    with whole_files.whole(folder) as part, quiet():
         part.mkdir()
         half.save_pretrained(part)
         tokenizer.save_pretrained(part)
@@ -338,21 +336,6 @@ def refuse_other(path: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
         if was.get(key) != value:
             change = f"{key} {checks.shown(was.get(key))}, now asked for {checks.shown(value)}"
             raise ParameterError(f"{path} is there already, made with {change}; give the same, or choose another place with -o")
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write a file or a directory to; it is put there in the end, or nothing is left of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        if part.is_dir():
-            shutil.rmtree(part, ignore_errors=True)
-        else:
-            part.unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:

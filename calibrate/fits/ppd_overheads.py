@@ -101,7 +101,7 @@ def fit(overhead: Overhead, runs: Sequence[PublishedRun], exit_layer: int = EXIT
     from scipy.optimize import least_squares
 
     # In units in which an unknown is about 1: milliseconds, or thousandths of a plain token.
-    def residuals(values: Any) -> Any:
+    def residuals(values: Any) -> list[float]:
         return [run.predicted_s(overhead.cost(values / 1e3, run.seconds_per_layer), exit_layer) - run.latency_s for run in used]
 
     found = least_squares(residuals, np.ones(len(overhead.unknowns)), bounds=(0, np.inf), xtol=1e-12, ftol=1e-12, gtol=1e-12)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -216,7 +216,7 @@ def _search(names: Sequence[str], missed: Callable[[Efficiency], Floats], start:
     low, high = (np.array([BOUNDS[name][side] for name in names]) / units for side in (0, 1))
     begin = np.array([START[name] for name in names]) / units
 
-    def residuals(values: Any) -> Any:
+    def residuals(values: ArrayLike) -> Floats:
         return missed(of(values))
 
     found = least_squares(residuals, begin, bounds=(low, high), loss="soft_l1", f_scale=SOFT, xtol=1e-10)
@@ -360,7 +360,7 @@ def adapted(cells: Sequence[Cell], prior: Efficiency | None = None) -> Efficienc
         steps = zip(names, np.asarray(values) * widths, strict=True)
         return replace(usual, **{name: getattr(usual, name) * float(np.exp(step)) for name, step in steps})
 
-    def missed(values: Any) -> Any:
+    def missed(values: ArrayLike) -> Floats:
         got = of(values)
         return np.concatenate([np.asarray(values), [np.log(cell.predicted(got) / cell.seconds) / NOISE for cell in cells]])
 

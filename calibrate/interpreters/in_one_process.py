@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.decoders.adapter import Decoder
 from calibrate.decoders.kv_rows import KvRows, joined
+from calibrate.decoders.transformers_adapter import Decoder
 from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Interpreter, Task

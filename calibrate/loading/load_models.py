@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from calibrate.decoders import adapter
-from calibrate.decoders.adapter import Decoder
+from calibrate.decoders import transformers_adapter
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.family import exit_heads as family_heads
 from calibrate.family import model_directory
 from model.base import checks
@@ -59,7 +59,7 @@ def load(where: str, *, device: str = "cpu", dtype: str = "float32") -> Decoder:
     """A model by its directory, the name of one of the family, or OWNER/NAME of the hub: see
     `calibrate.family.model_directory.load`."""
     loaded = model_directory.load(where, device, dtype, encoders=True)
-    decoder = adapter.decoder_of(loaded.model, loaded.name)
+    decoder = transformers_adapter.decoder_of(loaded.model, loaded.name)
     decoder.tokenizer, decoder.checksum = loaded.tokenizer, loaded.checksum
     checks.whole(f"num_hidden_layers of model {decoder.name}", decoder.layers, 1, checks.MAX_LAYERS)
     for end in decoder.ends:  # one that never comes would end no text, and nobody would know

@@ -11,7 +11,7 @@ from model.base import checks
 from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
-    from calibrate.decoders.adapter import Decoder
+    from calibrate.decoders.transformers_adapter import Decoder
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Replica:
         import torch
         import transformers
 
-        from calibrate.decoders.adapter import decoder_of
+        from calibrate.decoders.transformers_adapter import decoder_of
         from calibrate.family import model_directory
 
         name, config = self._architecture()

@@ -24,7 +24,7 @@ from model.base.checks import ParameterError
 from model.hardware.profile_files import load
 
 if TYPE_CHECKING:
-    from calibrate.decoders.adapter import Decoder
+    from calibrate.decoders.transformers_adapter import Decoder
     from calibrate.untested_on_gpu.over_streams import Lanes
     from calibrate.workers.worker_pool import Pool
 

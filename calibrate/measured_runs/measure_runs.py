@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 import numpy as np
 
 from calibrate.decode import real_decoding
-from calibrate.decoders.adapter import Decoder
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.devices import machine
 from calibrate.interpreters.in_one_process import Luck, RunTimes
 from calibrate.untested_on_gpu import cuda_graphs
@@ -449,7 +449,7 @@ def by_graphs(
 
 def choices(method: str, settings: Mapping[str, Any], swept: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """All combinations of swept values with the fixed ones, under the names that the method has for them."""
-    from calibrate.decode.quality import settings_of
+    from calibrate.decode.output_quality import settings_of
     from model.base import table_records
 
     kind = registry.parameters(method)

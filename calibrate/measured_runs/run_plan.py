@@ -138,6 +138,6 @@ def _values(key: str, value: Any) -> list[Any]:
 
 
 def _combined(rates: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
-    from calibrate.decode.quality import settings_of
+    from calibrate.decode.output_quality import settings_of
 
     return settings_of({}, rates)

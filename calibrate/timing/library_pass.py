@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from calibrate.decoders.adapter import Decoder, decoder_of
+from calibrate.decoders.transformers_adapter import Decoder, decoder_of
 from calibrate.devices import machine
 from calibrate.loading.architectures import Architecture
 from model.base import checks

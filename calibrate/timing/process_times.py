@@ -14,7 +14,7 @@ from model.interpret.world import Answers
 from model.logs.spans import beside, of_main
 
 if TYPE_CHECKING:
-    from calibrate.decoders.adapter import Decoder
+    from calibrate.decoders.transformers_adapter import Decoder
     from calibrate.untested_on_gpu.over_streams import Lanes
     from calibrate.workers.worker_pool import Pool
 

@@ -23,7 +23,7 @@ from model.hardware.profile import AXES, TIMES, Profile, Source, table_of
 from model.hardware.profile_files import save
 
 if TYPE_CHECKING:
-    from calibrate.decoders.adapter import Decoder
+    from calibrate.decoders.transformers_adapter import Decoder
     from calibrate.devices import machine
     from calibrate.timing import library_pass
     from calibrate.timing.busy_neighbours import Spec

@@ -19,7 +19,7 @@ from model.hardware.profile import EARLY, PROCESS_TEXT, READS
 from model.steps import Commit, Forward, LayerSpan, Read, Steps
 
 if TYPE_CHECKING:
-    from calibrate.decoders.adapter import Decoder
+    from calibrate.decoders.transformers_adapter import Decoder
 
 REPEATS = 12
 """Of each read, in a round."""

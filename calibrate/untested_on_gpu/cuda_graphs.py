@@ -26,8 +26,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calibrate.decoders.adapter import Decoder, Place, run_layers
 from calibrate.decoders.kv_rows import KvRows, RowsMade
+from calibrate.decoders.transformers_adapter import Decoder, Place, run_layers
 from calibrate.devices import machine
 from model.base import checks
 from model.base.checks import ParameterError

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from calibrate.decoders.adapter import Decoder
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.interpreters.in_one_process import Luck, PassOutput, ProcessState, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu.cuda_graphs import mode_of
 from model.base import checks

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from calibrate.validation.validated_claims import Claim, PredictionErrors, percent
-from model.base import bounded_files
+from model.base import bounded_files, whole_files
 
 HEADER = """# How far off
 
@@ -71,13 +69,7 @@ def _behind(path: Path) -> str:
 
 def write(found: Sequence[Claim], path: Path) -> Path:
     """Write the page, whole or not at all."""
-    marked = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        marked.write_text(text(found) + _behind(path), encoding="utf-8")
-        os.replace(marked, path)
-    finally:
-        marked.unlink(missing_ok=True)
-    return path
+    return whole_files.write_text(path, text(found) + _behind(path))
 
 
 def stale(found: Sequence[Claim], path: Path) -> str:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.decoders.adapter import Decoder
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.interpreters.in_one_process import Luck, PassOutput, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.workers.worker_loop import DONE, MADE, STATUS, STOPPED, Command, MissingRows, believed_of

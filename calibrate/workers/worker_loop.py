@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrate.decoders.adapter import Decoder
 from calibrate.decoders.kv_rows import KvRows, LayerRows
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.loading.replicas import Replica
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.untested_on_gpu.gpu_ordering import Order

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from calibrate.decoders.adapter import Decoder
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.loading.replicas import Replica
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.workers import worker_loop as at_units

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
 from model.base.checks import ParameterError
@@ -118,6 +119,16 @@ def categories(count: int) -> list[Look]:
 def points(colour: str) -> dict[str, tuple[float, str, str]]:
     """Size, face and edge of a view's points: they fit into each other, so that agreement shows as a target."""
     return {"formula": (9.5, "none", colour), "paths": (6.0, colour, colour), "events": (3.0, INK, INK)}
+
+
+def view_handles(views: Collection[str], colour: str = GREY, scale: float = 1.0) -> list[Line2D]:
+    """What a legend shows of the points of these views."""
+    return [
+        Line2D([], [], linestyle="none", marker="o", markersize=scale * size, markerfacecolor=face, markeredgecolor=edge,
+               label=NAMES[view])
+        for view, (size, face, edge) in points(colour).items()
+        if view in views
+    ]  # fmt: skip
 
 
 def demand(rows: pl.DataFrame, what: str, needed: Sequence[str], optional: Sequence[str] = ()) -> pl.DataFrame:

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from figures.common.labels import at_right
+from figures.common.label_placement import at_right
 from figures.common.provenance import beyond, is_measured, parts_said, under_title
 from figures.common.style import GREY, house, looks, side_by_side
 from model.base import checks

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike, NDArray
 
-from figures.common.labels import drawn, place
+from figures.common.label_placement import drawn, place
 from figures.common.provenance import is_measured, of_part
 from figures.common.style import GREY, INK, LINES, Look, canvas, house, looks
 from model.architectures.transformer import Shape

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from figures.common.labels import at_right
+from figures.common.label_placement import at_right
 from figures.common.provenance import of_hardware, of_hardware_beyond, under_title
 from figures.common.style import GREY, house, looks, side_by_side
 from model.base import checks

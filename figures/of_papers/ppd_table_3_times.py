@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.markers import CARETLEFT, CARETRIGHT
 
-from figures.common.style import COLOURS, GREY, INK, LINES, NAMES, VIEWS, canvas, demand, house, points
+from figures.common.style import COLOURS, GREY, INK, LINES, VIEWS, canvas, demand, house, points, view_handles
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.published import ppd_table_3_fit as measured
@@ -141,11 +141,7 @@ def _legends(figure: Figure, left: Axes, right: Axes, found: Sequence[Mapping[st
         Line2D([], [], marker="|", markersize=13, markeredgewidth=2.2, color=INK, label="with early predictions, measured", **look),
         Line2D([], [], marker="D", markersize=7, color=_IDEAL, label="Theorem 4.1, no overheads", **look),
     ]
-    views = {view for point in found for view in point["latency_s"]}
-    for view, (size, face, edge) in points(_FITTED).items():
-        if view in views:
-            handles.append(Line2D([], [], marker="o", markersize=size, markerfacecolor=face, markeredgecolor=edge,
-                                  label=NAMES[view], **look))  # fmt: skip
+    handles += view_handles({view for point in found for view in point["latency_s"]}, _FITTED)
     low = 0.86 / figure.get_figheight()
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.02, low), ncols=2, borderaxespad=0)
     handles = [

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from figures.common import naming
+from figures.common import point_names
 from figures.common.style import COLOURS, GREY, INK, NAMES, canvas, demand, house
 from model.base import checks
 from model.base.checks import ParameterError
@@ -129,4 +129,4 @@ def _name(rows: pl.DataFrame) -> str:
     first = rows.row(0, named=True)
     if first["name"] is not None:
         return str(first["name"])
-    return ", ".join(naming.words(first, ("acceptance_rate", "draft_length", "tokens"))) or f"point {first['point']}"
+    return ", ".join(point_names.words(first, ("acceptance_rate", "draft_length", "tokens"))) or f"point {first['point']}"

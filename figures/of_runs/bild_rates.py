@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from figures.common.style import GREY, INK, NAMES, VIEWS, Look, canvas, demand, house, looks, points
+from figures.common.style import GREY, INK, VIEWS, Look, canvas, demand, house, looks, points, view_handles
 from figures.of_runs.operations_and_bytes import WORDS, relative
 from model.base import checks
 
@@ -138,14 +138,7 @@ def _heading(figure: Figure, table: pl.DataFrame, styles: dict[float, Look], hei
         )
         for rate, look in styles.items()
     ]
-    handles += [
-        Line2D(
-            [], [], linestyle="none", marker="o", markersize=0.8 * size, markerfacecolor=face, markeredgecolor=edge,
-            label=NAMES[view],
-        )
-        for view, (size, face, edge) in points(GREY).items()
-        if view in set(table["view"])
-    ]
+    handles += view_handles(set(table["view"]), scale=0.8)
     figure.legend(
         handles=handles, loc="center left", bbox_to_anchor=(left, 1 - 0.78 / height), ncols=len(handles), borderaxespad=0,
         borderpad=0, columnspacing=1.5, handlelength=2.4,

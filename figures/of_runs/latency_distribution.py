@@ -10,7 +10,7 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.common import naming
+from figures.common import point_names
 from figures.common.style import COLOURS, GREY, INK, NAMES, VIEWS, canvas, demand, house
 from model.base import checks
 from model.base.checks import ParameterError
@@ -24,18 +24,25 @@ _NEGLIGIBLE = 1e-4  # of the greatest probability; beyond where all are smaller 
 def described(rows: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
     """The rows with a `name` for each point, and where a layer's seconds are known its latencies in milliseconds, `latency_ms`."""
     points = results.join(rows.select("point").unique(), "point", how="semi", maintain_order="left")
-    common = {row["point"]: ", ".join(_words(row)) for row in naming.once(points).iter_rows(named=True)}
+    common = {row["point"]: ", ".join(_words(row)) for row in point_names.once(points).iter_rows(named=True)}
     found = rows.with_columns(name=pl.col("point").replace_strict(common, default="", return_dtype=pl.String))
     if "seconds_per_layer" in points.columns and points["seconds_per_layer"].null_count() == 0:
-        seconds = dict(naming.once(points).select("point", "seconds_per_layer").iter_rows())
+        seconds = dict(point_names.once(points).select("point", "seconds_per_layer").iter_rows())
         factor = 1e3 * pl.col("point").replace_strict(seconds, return_dtype=pl.Float64)
         found = found.with_columns(latency_ms=pl.col("latency_layers") * factor)
     return found
 
 
 def _words(row: dict[str, Any]) -> list[str]:
-    wanted = [name for name in naming.WORDS if name in naming.SETTINGS or name in naming.MAIN or name in ("sequences", "batching")]
-    return [naming.method(row), *naming.words(row, [*wanted, *(name for name in row if "." in name and name not in naming.WORDS)])]
+    wanted = [
+        name
+        for name in point_names.WORDS
+        if name in point_names.SETTINGS or name in point_names.MAIN or name in ("sequences", "batching")
+    ]
+    return [
+        point_names.method(row),
+        *point_names.words(row, [*wanted, *(name for name in row if "." in name and name not in point_names.WORDS)]),
+    ]
 
 
 def draw(rows: pl.DataFrame) -> Figure:

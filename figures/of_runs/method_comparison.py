@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.common import naming
+from figures.common import point_names
 from figures.common.speedup_baseline import ONE, over_one_device
 from figures.common.style import GREY, INK, MARKERS, VIEWS, Look, categories, demand, house, looks
 from model.base import checks
@@ -100,16 +100,16 @@ def _table(rows: pl.DataFrame) -> _Table:
         table = table.with_columns(pl.col(name) / split for name in names).filter(pl.col("method") != registry.PLAIN)
     table = table.filter((pl.col("method") != registry.PLAIN) | (split > 1))  # plain decoding on one unit is the star
     over = baseline if "ways" in table.columns and table["ways"].count() else "plain decoding"
-    keys = [name for name in naming.telling(table) if name in naming.CHOICES]
+    keys = [name for name in point_names.telling(table) if name in point_names.CHOICES]
     # What was swept: columns that vary where the choice is the same.
     group = ["method", *keys]
-    others = [name for name in naming.telling(table) if name not in keys]
+    others = [name for name in point_names.telling(table) if name not in keys]
     counts = table.group_by(group).agg(pl.col(name).drop_nulls().n_unique() for name in others)
     swept = [name for name in others if (counts[name] > 1).any()]
     own = [name for name in others if name not in swept]
-    main = [name for name in naming.MAIN if name in table.columns and name not in swept and table[name].n_unique() > 1]
-    said = [*dict.fromkeys([*(name for name in naming.WORDS if name in {*keys, *own, *main}), *keys, *own])]
-    named = [", ".join([naming.method(row), *naming.words(row, said)]) for row in table.to_dicts()]
+    main = [name for name in point_names.MAIN if name in table.columns and name not in swept and table[name].n_unique() > 1]
+    said = [*dict.fromkeys([*(name for name in point_names.WORDS if name in {*keys, *own, *main}), *keys, *own])]
+    named = [", ".join([point_names.method(row), *point_names.words(row, said)]) for row in table.to_dicts()]
     table = table.with_columns(choice=pl.Series(named, dtype=pl.String))
     whole = table.select(swept).drop_nulls().unique(maintain_order=True) if swept else pl.DataFrame()
     settings = [("", table)]
@@ -117,9 +117,9 @@ def _table(rows: pl.DataFrame) -> _Table:
         settings = []
         for values in whole.iter_rows(named=True):
             here = pl.all_horizontal(pl.col(name).is_null() | (pl.col(name) == value) for name, value in values.items())
-            settings.append((", ".join(naming.words(values, swept)), table.filter(here)))
+            settings.append((", ".join(point_names.words(values, swept)), table.filter(here)))
     same = [name for name in ("tokens", "layers", "acceptance_rate", "cost_ratio") if name in table.columns]
-    return _Table(over, table, settings, table["choice"].unique(maintain_order=True).to_list(), naming.common(table, same))
+    return _Table(over, table, settings, table["choice"].unique(maintain_order=True).to_list(), point_names.common(table, same))
 
 
 def _panels(across: int, settings: int, choices: Sequence[str]) -> tuple[Figure, list[list[Axes]], float]:

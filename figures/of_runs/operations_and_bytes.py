@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
-from figures.common import naming
+from figures.common import point_names
 from figures.common.style import GREY, INK, NAMES, VIEWS, canvas, demand, house, looks
 from model.base import checks
 from model.methods import registry
@@ -31,10 +31,10 @@ WORDS = {
 """What is drawn, all over plain decoding's, and what it is called."""
 _OF = {"flops": "flops_per_token", "weights": "weight_bytes_per_token", "intensity": "arithmetic_intensity"}
 MOST_POINTS = 16
-_MAIN = {name: naming.WORDS[name] for name in (*naming.MAIN[1:], "mean_exit_layer")}
+_MAIN = {name: point_names.WORDS[name] for name in (*point_names.MAIN[1:], "mean_exit_layer")}
 """What a choice is named by; the others only where choices of a method differ in them."""
 _MORE = {
-    name: (naming.WORDS | {"occupancy": "{:.0%} of it filled"})[name] for name in (
+    name: (point_names.WORDS | {"occupancy": "{:.0%} of it filled"})[name] for name in (
         "form", "variant", "placement", "measure", "fill", "sequences", "batching", "occupancy", "fallback_threshold",
         "rollback_threshold", "maximum_draft", "warm_up", "power", "cost_ratio", "data_set", "units", "tokens",
     )

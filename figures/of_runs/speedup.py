@@ -24,9 +24,9 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
-from figures.common import naming
-from figures.common.labels import at_right
-from figures.common.style import GREY, INK, NAMES, VIEWS, Look, canvas, demand, house, looks, points
+from figures.common import point_names
+from figures.common.label_placement import at_right
+from figures.common.style import GREY, INK, VIEWS, Look, canvas, demand, house, looks, points, view_handles
 from model.base import checks
 from model.methods.speculative import theory as speculative
 
@@ -132,8 +132,8 @@ def _series(part: pl.DataFrame, table: pl.DataFrame, x: str, panel_key: str, whe
     result = []
     for group in groups:
         choice = group.row(0, named=True)
-        words = [naming.method(choice)] * ("method" in varying and choice["method"] is not None)
-        words += naming.words(choice, [key for key in varying if key != "method"])
+        words = [point_names.method(choice)] * ("method" in varying and choice["method"] is not None)
+        words += point_names.words(choice, [key for key in varying if key != "method"])
         if not words and any(key in varying for key in ("sequences", "batching")):
             words = ["batch of 1"]
         curve = (where, _theory(choice, x, where)) if _holds(group, x) else None
@@ -218,7 +218,7 @@ def _panel_name(part: pl.DataFrame, table: pl.DataFrame, panel_key: str, x: str)
     """What a panel's rows have in common and other panels have not."""
     keys = [key for key in _keys(table) if key not in (x, panel_key, "method")]
     keys = [key for key in keys if part[key].n_unique() == 1 < table[key].n_unique()]
-    return ", ".join(naming.words(part.row(0, named=True), [panel_key, *keys]))
+    return ", ".join(point_names.words(part.row(0, named=True), [panel_key, *keys]))
 
 
 # --- The picture ----------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ def _told(table: pl.DataFrame, x: str, panel_key: str, parts: Sequence[Sequence[
     """What is the same for all points, and what the curves are."""
     same = [key for key in AXES if key != x and table[key].drop_nulls().n_unique() == 1]
     same += [key for key in ("sequences", "batching") if table[key].n_unique() == 1]
-    words = naming.words(table.row(0, named=True), [key for key in same if key != panel_key or len(parts) == 1])
+    words = point_names.words(table.row(0, named=True), [key for key in same if key != panel_key or len(parts) == 1])
     told = [", ".join(words)] if words else []
     if any(each.curve is not None for each in itertools.chain.from_iterable(parts)):
         exact = x == "tokens" or table["tokens"].count()
@@ -358,11 +358,7 @@ def _told(table: pl.DataFrame, x: str, panel_key: str, parts: Sequence[Sequence[
 
 
 def _legend(figure: Figure, first: Axes, simulated: pl.DataFrame) -> None:
-    handles = [
-        Line2D([], [], linestyle="none", marker="o", markersize=size, markerfacecolor=face, markeredgecolor=edge, label=NAMES[view])
-        for view, (size, face, edge) in points(GREY).items()
-        if view in set(simulated["view"])
-    ]
+    handles = view_handles(set(simulated["view"]))
     if simulated[_BOUNDS[0]].count():
         handles.append(Line2D([], [], color=GREY, linewidth=1.3, label="95 % interval from sampling"))
     if handles:

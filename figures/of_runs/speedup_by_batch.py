@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from figures.common.labels import at_right
+from figures.common.label_placement import at_right
 from figures.common.style import GREY, INK, NAMES, VIEWS, Look, demand, house, looks, points, side_by_side
 from model.base import checks
 from model.methods.method_parameters import SAID

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.common import naming
+from figures.common import point_names
 from figures.common.speedup_baseline import ONE, over_one_device
 from figures.common.style import GREY, INK, VIEWS, canvas, demand, house, looks
 from model.base.checks import ParameterError
@@ -19,7 +19,7 @@ from model.methods import registry
 
 MOST_DEVICES, MOST_CHOICES = 12, 8
 _TOLD = {
-    name: naming.WORDS[name] for name in (
+    name: point_names.WORDS[name] for name in (
         "candidates", "draft_length", "acceptance_rate", "exit_layer", "max_layers", "min_layers", "sequences", "batching",
     )
 }  # fmt: skip

@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from figures.common.labels import drawn, ends, place
-from figures.common.style import GREY, INK, NAMES, PALE, VIEWS, Look, canvas, demand, house, looks, points
+from figures.common.label_placement import drawn, ends, place
+from figures.common.style import GREY, INK, PALE, VIEWS, Look, canvas, demand, house, looks, points, view_handles
 from model.base import checks
 from model.methods.ppd import theory as ppd
 from model.published.ppd_tables import TOKENS
@@ -219,12 +219,8 @@ def _legends(figure: Figure, series: list[_MethodCurve], table: pl.DataFrame, x:
         title += f"\n({len(shown)} of {len(series)} curves named)"
     place: dict[str, Any] = {"loc": "upper left", "alignment": "left", "handlelength": 3.2, "borderaxespad": 0}
     upper = figure.legend(handles=handles, title=title, bbox_to_anchor=(0.71, 0.86), **place)
-    views = {view: look for view, look in points(GREY).items() if view in set(table["view"])}
     handles = [Line2D([], [], linestyle="none", marker="*", markersize=11, color=INK, label="plain decoding")]
-    handles += [
-        Line2D([], [], linestyle="none", marker="o", markersize=size, markerfacecolor=face, markeredgecolor=edge, label=NAMES[view])
-        for view, (size, face, edge) in views.items()
-    ]
+    handles += view_handles(set(table["view"]))
     if table[f"{x}_low"].count() or table[f"{_Y}_low"].count():
         handles.append(Line2D([], [], color=GREY, linewidth=1.2, label="95 % interval from sampling"))
     if table[f"{x}_input_low"].count() or table[f"{_Y}_input_low"].count():

@@ -20,7 +20,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
-from figures.common.labels import at_right, place
+from figures.common.label_placement import at_right, place
 from figures.common.style import GREY, INK, canvas, demand, house
 from model.methods.speculative import theory as speculative
 

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
-from figures.common.labels import at_right
+from figures.common.label_placement import at_right
 from figures.common.style import GREY, INK, Look, canvas, house, looks
 from model.base import checks
 from model.methods.early_exit.theory import MEASURES, exit_pmf, expected_layers, expected_time

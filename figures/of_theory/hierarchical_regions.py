@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
-from figures.common.labels import place
+from figures.common.label_placement import place
 from figures.common.style import COLOURS, GREY, INK, canvas, demand, house
 from model.base import checks
 from model.methods.hierarchical import theory as hierarchical

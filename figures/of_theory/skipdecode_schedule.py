@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from figures.common.labels import at_right
+from figures.common.label_placement import at_right
 from figures.common.style import COLOURS, GREY, INK, canvas, house, looks
 from model import published
 from model.base import checks

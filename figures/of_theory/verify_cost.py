@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from figures.common.labels import at_right
+from figures.common.label_placement import at_right
 from figures.common.style import GREY, INK, canvas, house, looks
 from model.base import checks
 from model.costs.width_curve import PassTimes

@@ -7,13 +7,11 @@ is there is whole.
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.base import bounded_files, checks, strict_json
+from model.base import bounded_files, checks, strict_json, whole_files
 from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
@@ -24,16 +22,11 @@ def save(path: Path, said: Mapping[str, Any], table: pl.DataFrame) -> Path:
     """Write a JSON file and the table beside it, whole or not at all; the path of the JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = path.with_name(f"{path.name.removesuffix('.json')}.parquet")
-    marked = [path.with_name(f".{each.name}.{secrets.token_hex(4)}") for each in (data, path)]
-    try:
-        table.write_parquet(marked[0], statistics=False)
-        digest = hashlib.sha256(marked[0].read_bytes()).hexdigest()
-        marked[1].write_text(strict_json.dumps({**said, "sha256": digest}, indent=1) + "\n", encoding="utf-8")
-        os.replace(marked[0], data)
-        os.replace(marked[1], path)
-    finally:
-        for each in marked:
-            each.unlink(missing_ok=True)
+    with whole_files.beside(data) as content, whole_files.whole(path) as about:
+        table.write_parquet(content, statistics=False)
+        digest = hashlib.sha256(content.read_bytes()).hexdigest()
+        about.write_text(strict_json.dumps({**said, "sha256": digest}, indent=1) + "\n", encoding="utf-8")
+        content.replace(data)
     return path
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -108,7 +109,7 @@ def _check_said(said: Mapping[str, Any]) -> None:
         checks.number(f"errors[{part}]", error, 0)
 
 
-def _bundled() -> Any:
+def _bundled() -> Traversable:
     return resources.files("model") / "profiles"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -277,5 +278,5 @@ def names() -> list[str]:
     return sorted(name.removesuffix(".json") for name in found if name.endswith(".json"))
 
 
-def _folder() -> Any:
+def _folder() -> Traversable:
     return resources.files("model") / "logs"

@@ -185,16 +185,9 @@ def _large_rate(medium_cost: float) -> float:
 
 def _hierarchical(small_rate: float, large_rate: float, medium_cost: float, reading: str) -> float:
     """Speed-up of the deck's three models; `small_rate` is T5-Small's by T5-Base, `large_rate` T5-Base's by T5-Large."""
-    from model.methods.speculative import theory as speculative
+    from model.methods.hierarchical import theory
 
-    accepted = float(speculative.expected_tokens(small_rate, DRAFT_LENGTH)) - 1
-    tokens = float(speculative.expected_tokens(large_rate, DRAFT_LENGTH))
-    medium_passes = 1 + DRAFT_LENGTH - accepted
-    if reading != "literal":
-        medium_passes -= 1 - small_rate**DRAFT_LENGTH
-    if reading == "bonus":
-        tokens += small_rate**DRAFT_LENGTH * large_rate ** (DRAFT_LENGTH + 1)
-    return tokens / (1 + DRAFT_LENGTH * cost_ratio("ende") + medium_cost * medium_passes)
+    return float(theory.speedup(large_rate, small_rate, DRAFT_LENGTH, cost_ratio("ende"), medium_cost, reading=reading))
 
 
 def of_run(points: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -170,21 +170,21 @@ def _laws() -> dict[str, Any]:
     return {f"{name}: {kind}": law for name, kinds in LAWS.items() for kind, law in kinds.items()}
 
 
-def _fields(kind: Any) -> str:
+def _fields(kind: type) -> str:
     width = max(map(len, _given(kind)))
     rows = ((field.name, field.default) for field in fields(kind))
     return "\n".join(f"{name:{width}}  {_default(default)}" for name, default in rows)
 
 
-def _default(value: Any) -> str:
+def _default(value: object) -> str:
     return "required" if value is MISSING else "none" if value is None else f"{checks.shown(value)} where left out"
 
 
-def _given(kind: Any) -> list[str]:
+def _given(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def _documented(kind: Any) -> dict[str, str]:
+def _documented(kind: type) -> dict[str, str]:
     """What a docstring says of each parameter."""
     found: dict[str, str] = {}
     names: list[str] = []
@@ -196,5 +196,5 @@ def _documented(kind: Any) -> dict[str, str]:
     return found
 
 
-def _first(documented: Any) -> str:
+def _first(documented: object) -> str:
     return next(iter((documented.__doc__ or "").splitlines()), "")

@@ -223,7 +223,7 @@ def trace(
 
     sim trace ppd-overheads --point 4 -o timeline.png
     """
-    from figures.common import naming
+    from figures.common import point_names
     from sim.runs import trace as traces
 
     picture = out.suffix in (".png", ".svg")
@@ -231,7 +231,7 @@ def trace(
     overrides = _overrides(set_, sweep, None, None, seed)
     options: dict[str, Any] = {"point": point, "replication": replication, "tokens": wanted}
     result, about, unit = traces.described(scenario, **options, **overrides)
-    choice = ", ".join([naming.method(about), *naming.words(about, naming.COMMON[:-2])])
+    choice = ", ".join([point_names.method(about), *point_names.words(about, point_names.COMMON[:-2])])
     name, where = f"{choice}: {len(result.tokens)} tokens", f"{about['scenario']}, point {point}, decoding {replication}"
     if picture:
         import polars as pl
@@ -293,7 +293,7 @@ def compare(
             if stale:
                 raise typer.Exit(1)
             return
-        from sim.runs.atomic_files import write_text
+        from model.base.whole_files import write_text
 
         write_text(page, written)
     table = comparing.together(named)

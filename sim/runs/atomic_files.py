@@ -6,25 +6,22 @@ import contextlib
 import hashlib
 import io
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from model.base import whole_files
 from model.base.bounded_files import check_regular
 from model.base.checks import ParameterError
 
 if TYPE_CHECKING:
     import polars as pl
 
-TEMPORARY = ".tmp"
-
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a temporary file beside `path`, then put it in its place; leave nothing behind where that fails."""
-    with _temporary(path) as temporary:
+    with whole_files.whole(path) as temporary:
         write(temporary)
-        os.replace(temporary, path)
 
 
 def parquet(frame: pl.DataFrame) -> Callable[[Path], object]:
@@ -40,7 +37,7 @@ def parquet(frame: pl.DataFrame) -> Callable[[Path], object]:
 
 def write_hashed(path: Path, write: Callable[[Path], object]) -> Path:
     """As `write_whole`, under the name of `path` with a hash of the file's content at its end; returns that path."""
-    with _temporary(path) as temporary:
+    with whole_files.beside(path) as temporary:
         write(temporary)
         return temporary.replace(path.with_name(f"{path.stem}-{_digest(temporary)}{path.suffix}"))
 
@@ -52,11 +49,6 @@ def intact(path: Path) -> bool:
         return path.stem.rpartition("-")[2] == _digest(path)
     except (OSError, ParameterError):
         return False
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole."""
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 @contextlib.contextmanager
@@ -79,15 +71,6 @@ def alone(folder: Path) -> Iterator[bool]:
         yield free
     finally:
         os.close(handle)
-
-
-@contextlib.contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
-    try:
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _digest(path: Path) -> str:

@@ -87,7 +87,7 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
         elif "operations" in part.columns and part["operations"].count():
             row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
         else:
-            row |= evaluation.operations_of(case, row["compute_per_token"])
+            row |= evaluation.operations_of(case, row["compute_per_token"], sampled=True)
         if case.shapes and BILL[0] in part.columns and part[BILL[0]].count():
             row |= metrics.worked(Bill(*(math.fsum(part[name]) for name in BILL)), sums.count * case.outputs, case.full_batch)
         if view == "events":

@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from model.base import strict_json
+from model.base.whole_files import write_text
 from model.methods.registry import algorithm
 from model.outcomes.outcome_kinds import KINDS
 from model.published.paper_notes import NOTES, Note
 from sim.runs import verdict
-from sim.runs.atomic_files import write_text
 from sim.runs.sweep import Report
 from sim.scenarios.scenario_file import cost_source, method_tables
 from sim.views import agreement, metrics
@@ -188,7 +188,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
     return [*(telling or ["method"]), *rates]
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else f"{value + 0.0:.4f}" if isinstance(value, float) else escape(str(value))

@@ -21,9 +21,10 @@ from model.base import bounded_files, checks, strict_json
 from model.base.checks import ParameterError
 from model.base.parent_process import end_with
 from model.base.table_records import parse_value
+from model.base.whole_files import TEMPORARY, write_text
 from model.methods import registry
 from sim.runs import results_table
-from sim.runs.atomic_files import TEMPORARY, alone, intact, parquet, write_hashed, write_text, write_whole
+from sim.runs.atomic_files import alone, intact, parquet, write_hashed, write_whole
 from sim.runs.shard_plan import Shard, ShardPlan
 from sim.scenarios import outcomes_section, scenario_file
 from sim.scenarios.grid import Grid, parse_axis

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model.base import checks, strict_json
+from model.base import checks, strict_json, whole_files
 from model.base.checks import ParameterError
 from model.logs.spans import Span
 from model.methods.registry import allowing
@@ -132,14 +131,10 @@ def write(path: str | Path, run: Run, name: str, time_unit: str = "layer-times")
     content = text.encode()
     if target.name.endswith(".gz"):
         content = gzip.compress(content, mtime=0)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        partial.write_bytes(content)
-        os.replace(partial, target)
+        return whole_files.write_bytes(target, content)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise ParameterError(f"cannot write {target}: {error.strerror}") from None
-    return target
 
 
 def _stamp(time: float) -> int:

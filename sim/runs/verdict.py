@@ -168,7 +168,7 @@ def _rows(table: pl.LazyFrame) -> list[dict[str, Any]] | None:
     return [*found.values()]
 
 
-def _number(value: Any) -> bool:
+def _number(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -261,7 +261,7 @@ def _label(table: Mapping[str, Any]) -> str:
     return ", ".join([str(table["name"]), *(f"{key} {_plain(given[key])}" for key in keys)])
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)

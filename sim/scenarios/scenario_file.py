@@ -156,18 +156,18 @@ def method_tables(tables: Mapping[str, Any]) -> list[Tables]:
     return found
 
 
-def apply(tables: Tables, path: str, value: Any, only: int | None = None) -> None:
-    """Set one dotted path in the tables. `method.x` is set in every method, or in that of index `only`, and all must take x."""
+def apply(tables: Tables, path: str, value: Any) -> None:
+    """Set one dotted path in the tables. `method.x` is set in every method, and all must take x."""
     section, _, key = path.partition(".")
     if section not in SECTIONS or section == "sweep" or not key:
         known = [f"{name}.KEY" for name in SECTIONS if name != "sweep"]
         raise ParameterError(f"unknown path {path!r}; {checks.nearest(path, known)}")
     if section in OWN:
-        _apply_shared(tables, section, key, value, only)
+        _apply_shared(tables, section, key, value)
     elif section != "method":
         _put(tables.setdefault(section, {}), section, key, value)
     else:
-        _apply_to_methods(tables, key, value, only)
+        _apply_to_methods(tables, key, value)
 
 
 def _put(table: Any, where: str, key: str, value: Any) -> None:
@@ -182,9 +182,9 @@ def _put(table: Any, where: str, key: str, value: Any) -> None:
     table[last] = value
 
 
-def _apply_shared(tables: Tables, section: str, key: str, value: Any, only: int | None) -> None:
+def _apply_shared(tables: Tables, section: str, key: str, value: Any) -> None:
     """Set what holds for all methods; where each has its own, in those that say it already."""
-    own = [table for index, table in enumerate(method_tables(tables)) if section in table and only in (None, index)]
+    own = [table for table in method_tables(tables) if section in table]
     if section in tables or not own:
         _put(tables.setdefault(section, {}), section, key, value)
         return
@@ -203,14 +203,14 @@ def _says(table: Any, key: str) -> bool:
     return True
 
 
-def _apply_to_methods(tables: Tables, key: str, value: Any, only: int | None) -> None:
+def _apply_to_methods(tables: Tables, key: str, value: Any) -> None:
     """In every method, or with a method's name in front of the key in those of that name."""
     named, _, rest = key.partition(".")
     meant = {table.get("name") for table in method_tables(tables)}
     if rest and named in meant:
         meant, key = {named}, rest
-    for index, table in enumerate(method_tables(tables)):
-        if (only is not None and index != only) or table.get("name") not in meant:
+    for table in method_tables(tables):
+        if table.get("name") not in meant:
             continue
         name, first = table.get("name"), key.partition(".")[0]
         if key == "name":

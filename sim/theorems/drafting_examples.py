@@ -25,7 +25,7 @@ from sim.engine.events import Run
 from sim.theorems import pipelined_examples
 from sim.theorems.output_law import Model, Texts, law_of_text, own_law
 from sim.theorems.pipelined_examples import amounts, bits, chances, choice, cost, laws, paths, play, rates, size, survivors
-from sim.theorems.theorem import Example
+from sim.theorems.theorem import Example, drawn, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -134,7 +134,10 @@ def target_law(x: Example) -> Texts:
 # --- Search strategies; hypothesis is imported only when one is built ---
 
 
+@drawn
 def drafting(
+    draw: DrawFn,
+    /,
     tokens: int = 7,
     most: int = 4,
     *,
@@ -142,76 +145,55 @@ def drafting(
     costs: str = "plain",
     cluster: bool = False,
     **fields: SearchStrategy[Any],
-) -> SearchStrategy[Example]:
+) -> Example:
     """Decodings of at most so many tokens that draft at most `most` at a time.
 
     `luck`: outcomes by position (`accept`), or how many survive of a draft from there (`survive`). `costs`: `plain`, in `whole`
     numbers and quarters, or in `tenths`, which do not add up exactly. `cluster`: draw one, from a single unit to one more than
     reserved. `fields` are drawn beside.
     """
-    from hypothesis import strategies as st
-
-    @st.composite
-    def decoding(draw: DrawFn) -> Example:
-        example: Example = {"draft_length": draw(st.integers(0, most))}
-        if luck == "accept":
-            example["accept"] = bits(draw, tokens)
-        else:
-            example["survive"] = digits(draw, draw(st.integers(1, tokens)), most)
-        _stage(draw, example, costs, cluster)
-        return example | {name: draw(strategy) for name, strategy in fields.items()}
-
-    return decoding()
+    example: Example = {"draft_length": draw(st.integers(0, most))}
+    if luck == "accept":
+        example["accept"] = bits(draw, tokens)
+    else:
+        example["survive"] = digits(draw, draw(st.integers(1, tokens)), most)
+    _stage(draw, example, costs, cluster)
+    return example | {name: draw(strategy) for name, strategy in fields.items()}
 
 
-def few(tokens: int = 4, most: int = 3, *, costs: str = "plain", law: str = "one rate") -> SearchStrategy[Example]:
+@drawn
+def few(draw: DrawFn, tokens: int = 4, most: int = 3, *, costs: str = "plain", law: str = "one rate") -> Example:
     """Decodings of at most so many tokens, all luck of which can be tried, and a law: of `one rate`, or `any`."""
-    from hypothesis import strategies as st
-
     some = laws(tokens + 1) | survival(most) if law == "any" else st.fixed_dictionaries({"match_rate": rates()})
-
-    @st.composite
-    def decoding(draw: DrawFn) -> Example:
-        example: Example = {"draft_length": draw(st.integers(0, most)), "tokens": draw(st.integers(1, tokens)), "law": draw(some)}
-        _stage(draw, example, costs, cluster=False)
-        return example
-
-    return decoding()
+    example: Example = {"draft_length": draw(st.integers(0, most)), "tokens": draw(st.integers(1, tokens)), "law": draw(some)}
+    _stage(draw, example, costs, cluster=False)
+    return example
 
 
 def survival(most: int) -> SearchStrategy[Example]:
     """Laws of rounds: chances that at least 1, 2, ... tokens of a draft survive."""
-    from hypothesis import strategies as st
-
     falling = st.lists(rates(), min_size=most, max_size=most).map(lambda values: sorted(values, reverse=True))
     return st.fixed_dictionaries({"survival": falling})
 
 
+@drawn
 def pairs(
-    tokens: int = 3, most: int = 3, words: int = 3, *, stops: bool = True, **fields: SearchStrategy[Any]
-) -> SearchStrategy[Example]:
+    draw: DrawFn, /, tokens: int = 3, most: int = 3, words: int = 3, *, stops: bool = True, **fields: SearchStrategy[Any]
+) -> Example:
     """Pairs of models over at most `words` words, a draft length, how many tokens to decode, and perhaps a token that ends them."""
-    from hypothesis import strategies as st
-
-    @st.composite
-    def pair(draw: DrawFn) -> Example:
-        count = draw(st.integers(2, words))
-        # Many ways to go with three words: shorter texts then.
-        example: Example = {"draft_length": draw(st.integers(0, most)), "tokens": draw(st.integers(1, tokens - (count > 2)))}
-        for role in ("target", "draft"):
-            states = draw(st.sampled_from((1, 3)))
-            example[role] = [digits(draw, count, 3, least=1) for _ in range(states)]
-        if stops and draw(st.booleans()):
-            example["stop"] = draw(st.integers(0, count - 1))
-        return example | {name: draw(strategy) for name, strategy in fields.items()}
-
-    return pair()
+    count = draw(st.integers(2, words))
+    # Many ways to go with three words: shorter texts then.
+    example: Example = {"draft_length": draw(st.integers(0, most)), "tokens": draw(st.integers(1, tokens - (count > 2)))}
+    for role in ("target", "draft"):
+        states = draw(st.sampled_from((1, 3)))
+        example[role] = [digits(draw, count, 3, least=1) for _ in range(states)]
+    if stops and draw(st.booleans()):
+        example["stop"] = draw(st.integers(0, count - 1))
+    return example | {name: draw(strategy) for name, strategy in fields.items()}
 
 
 def _stage(draw: DrawFn, example: Example, costs: str, cluster: bool) -> None:
     """Add what does not change an example's luck."""
-    from hypothesis import strategies as st
-
     if costs != "plain":
         chosen = draw(st.integers(0, 23))
         example |= {
@@ -231,8 +213,6 @@ def _stage(draw: DrawFn, example: Example, costs: str, cluster: bool) -> None:
 
 def _costs(draw: DrawFn, layers: int, draft_length: int, kind: str) -> Example:
     """Fields of `UnitCost`: a draft pass in quarters or tenths of the target's; links, heads, uneven layers and widths perhaps."""
-    from hypothesis import strategies as st
-
     amount = amounts(kind)
     parts, first = (4, 4) if kind == "whole" else (10, 7)
     chosen = draw(st.integers(0, 15))
@@ -248,7 +228,5 @@ def _costs(draw: DrawFn, layers: int, draft_length: int, kind: str) -> Example:
 
 def digits(draw: DrawFn, count: int, most: int, least: int = 0) -> list[int]:
     """So many numbers from 0 to `most`, in one draw; not all of them zero if `least` is 1."""
-    from hypothesis import strategies as st
-
     number = draw(st.integers(least, (most + 1) ** count - 1))
     return [number // (most + 1) ** place % (most + 1) for place in range(count)]

@@ -38,7 +38,7 @@ from sim.theorems.pipelined_examples import (
     size,
     whole,
 )
-from sim.theorems.theorem import Collected, Example, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -56,24 +56,18 @@ def _clusters(forms: tuple[str, ...] = ppd.FORMS, costs: str = "tenths", **more:
     return decodings(forms, costs=costs, cluster=True, tokens=6, many=24, **more)
 
 
-def _queues() -> SearchStrategy[Example]:
+@drawn
+def _queues(draw: DrawFn) -> Example:
     """Sub-processes that are started one after another, and the units that there are beside the main process's."""
-    from hypothesis import strategies as st
 
-    @st.composite
-    def queues(draw: DrawFn) -> Example:
-        count = draw(whole(1, 6))
-        return {
-            "gaps": [draw(whole(0, 4)) for _ in range(count)], "services": [draw(whole(1, 6)) for _ in range(count)],
-            "others": draw(whole(1, 3)),
-        }  # fmt: skip
-
-    return queues()
+    count = draw(whole(1, 6))
+    return {
+        "gaps": [draw(whole(0, 4)) for _ in range(count)], "services": [draw(whole(1, 6)) for _ in range(count)],
+        "others": draw(whole(1, 3)),
+    }  # fmt: skip
 
 
 def _luck() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     tokens = st.integers(1, 40)
     return st.fixed_dictionaries(
         {"seed": st.integers(0, 2**32), "block": st.integers(0, 3), "tokens": tokens, "more_tokens": tokens, "law": laws(40)}

@@ -27,7 +27,7 @@ from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov
 from model.steps import Steps
 from sim.engine.cluster import LINKS, STOPS, Cluster
 from sim.engine.events import Run, simulate
-from sim.theorems.theorem import Example
+from sim.theorems.theorem import Example, drawn, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -173,7 +173,10 @@ def simulate_all(x: Example, match_rate: float) -> tuple[Floats, Floats, Floats]
 # --- Search strategies; hypothesis is imported only when one is built ---
 
 
+@drawn
 def decodings(
+    draw: DrawFn,
+    /,
     forms: Sequence[str] = ppd.FORMS,
     *,
     tokens: int = 6,
@@ -182,50 +185,42 @@ def decodings(
     costs: str = "plain",
     cluster: bool = False,
     **fields: SearchStrategy[Any],
-) -> SearchStrategy[Example]:
+) -> Example:
     """Decodings in one of `forms`, of mostly at most `tokens` tokens, now and then of at most `many`.
 
     `half`: exit layers where the form allows them (`any`), or `below` layers/2 only. `costs`: `plain`, overheads in `whole`
     layer-times, or in `tenths`, which do not add up exactly; the nested form has plain costs always. `cluster`: draw one, from a
     single unit to one more than the form reserves. `fields` are drawn beside.
     """
-    from hypothesis import strategies as st
-
-    @st.composite
-    def decoding(draw: DrawFn) -> Example:
-        form = draw(st.sampled_from(list(forms)))
-        large = form != "nested" and draw(st.integers(0, 19)) == 19
-        layers = draw(st.integers(3 if half == "below" else 1, 40 if large else 8))
-        first = -(-layers // 2) if form in UPPER_HALF else 1
-        exit_layer = draw(st.integers(first, (layers - 1) // 2 if half == "below" else layers))
-        # A tree of processes grows fast: this keeps it below 16 of them.
-        generations = -(-layers // exit_layer) if form == "nested" else 1
-        example: Example = {
-            "form": form,
-            "layers": layers,
-            "exit_layer": exit_layer,
-            "candidates": draw(st.integers(1, 3 if generations < 4 else 2 if generations < 5 else 1)),
-            "matches": draw(st.lists(st.booleans(), min_size=1, max_size=many)) if large else bits(draw, tokens),
+    form = draw(st.sampled_from(list(forms)))
+    large = form != "nested" and draw(st.integers(0, 19)) == 19
+    layers = draw(st.integers(3 if half == "below" else 1, 40 if large else 8))
+    first = -(-layers // 2) if form in UPPER_HALF else 1
+    exit_layer = draw(st.integers(first, (layers - 1) // 2 if half == "below" else layers))
+    # A tree of processes grows fast: this keeps it below 16 of them.
+    generations = -(-layers // exit_layer) if form == "nested" else 1
+    example: Example = {
+        "form": form,
+        "layers": layers,
+        "exit_layer": exit_layer,
+        "candidates": draw(st.integers(1, 3 if generations < 4 else 2 if generations < 5 else 1)),
+        "matches": draw(st.lists(st.booleans(), min_size=1, max_size=many)) if large else bits(draw, tokens),
+    }
+    if (count := choice(example).candidates) > 1:
+        example["right"] = draw(st.integers(1, count))
+    if costs != "plain" and form != "nested":
+        example["cost"] = draw(_costs(layers, costs))
+    if cluster:
+        example["cluster"] = {
+            "units": draw(st.integers(1, choice(example).units + 1)),
+            "links": draw(st.sampled_from(LINKS)),
+            "stop": draw(st.sampled_from(STOPS)),
         }
-        if (count := choice(example).candidates) > 1:
-            example["right"] = draw(st.integers(1, count))
-        if costs != "plain" and form != "nested":
-            example["cost"] = draw(_costs(layers, costs))
-        if cluster:
-            example["cluster"] = {
-                "units": draw(st.integers(1, choice(example).units + 1)),
-                "links": draw(st.sampled_from(LINKS)),
-                "stop": draw(st.sampled_from(STOPS)),
-            }
-        return example | {name: draw(strategy) for name, strategy in fields.items()}
-
-    return decoding()
+    return example | {name: draw(strategy) for name, strategy in fields.items()}
 
 
 def bits(draw: DrawFn, most: int) -> list[bool]:
     """One to `most` yeas and nays. Two draws, where a list takes two for each of its elements: most of a search is drawing."""
-    from hypothesis import strategies as st
-
     count = draw(st.integers(1, most))
     number = draw(st.integers(0, 2**count - 1))
     return [bool(number >> place & 1) for place in range(count)]
@@ -238,45 +233,33 @@ def few(forms: tuple[str, ...], tokens: int = 4, **more: Any) -> SearchStrategy[
 
 def whole(low: int, high: int) -> SearchStrategy[int]:
     """Whole numbers from `low` to `high`."""
-    from hypothesis import strategies as st
-
     return st.integers(low, high)
 
 
 def overheads(kind: str = "whole") -> SearchStrategy[Example]:
     """Each of the theory's overheads, in `whole` layer-times or in `tenths`."""
-    from hypothesis import strategies as st
-
     return st.fixed_dictionaries(dict.fromkeys(OVERHEADS, amounts(kind)))
 
 
 def quarters() -> SearchStrategy[Example]:
     """Heads, rows filled in and comparisons of states, in quarters of layer-times."""
-    from hypothesis import strategies as st
-
     head = whole(0, 6)
     return st.fixed_dictionaries({"early_head": head, "final_head": head, "propagation": whole(0, 4), "state_check": whole(0, 2)})
 
 
 def rates() -> SearchStrategy[float]:
     """Match rates in twentieths, the two certain ones included: as good as any other, and shorter to print."""
-    from hypothesis import strategies as st
-
     return st.integers(0, 20).map(lambda twentieths: twentieths / 20)
 
 
 def laws(positions: int = 40) -> SearchStrategy[Example]:
     """Laws of matches, as the fields that `law` reads: of one rate, correlated, or with a rate for each position."""
-    from hypothesis import strategies as st
-
     one = st.fixed_dictionaries({"match_rate": rates()})
     return one | markov() | st.fixed_dictionaries({"match_rates": st.lists(rates(), min_size=positions, max_size=positions)})
 
 
 def markov() -> SearchStrategy[Example]:
     """A match rate and a correlation between neighbours that it allows."""
-    from hypothesis import strategies as st
-
     def allowed(pair: Example) -> bool:
         p, rho = pair["match_rate"], pair["correlation"]
         return bool(p * (1 - rho) <= 1 and p + rho * (1 - p) >= 0)
@@ -286,27 +269,19 @@ def markov() -> SearchStrategy[Example]:
 
 
 def amounts(kind: str) -> SearchStrategy[float]:
-    from hypothesis import strategies as st
-
     return st.integers(0, 6) if kind == "whole" else st.integers(0, 80).map(lambda tenths: tenths / 10)
 
 
-def _costs(layers: int, kind: str) -> SearchStrategy[Example]:
+@drawn
+def _costs(draw: DrawFn, layers: int, kind: str) -> Example:
     """Fields of `UnitCost`: every overhead may be missing, layers may be uneven."""
-    from hypothesis import strategies as st
-
     amount = amounts(kind)
     names = (*OVERHEADS, "dispatch_per_process")
-
-    @st.composite
-    def fields(draw: DrawFn) -> Example:
-        chosen = draw(st.integers(0, 2 ** (len(names) + 2) - 1))
-        given: Example = {name: draw(amount) for place, name in enumerate(names) if chosen >> place & 1}
-        if chosen >> len(names) & 1 and layers <= 8:
-            # The last takes some time in any case: a model that takes none has no mean number of busy units.
-            given["layer_times"] = [*(draw(amount) for _ in range(layers - 1)), draw(amount) or 1]
-        if chosen >> (len(names) + 1) & 1 and kind != "whole":  # a tree's depth is a logarithm
-            given["dispatch_law"] = "tree"
-        return given
-
-    return fields()
+    chosen = draw(st.integers(0, 2 ** (len(names) + 2) - 1))
+    given: Example = {name: draw(amount) for place, name in enumerate(names) if chosen >> place & 1}
+    if chosen >> len(names) & 1 and layers <= 8:
+        # The last takes some time in any case: a model that takes none has no mean number of busy units.
+        given["layer_times"] = [*(draw(amount) for _ in range(layers - 1)), draw(amount) or 1]
+    if chosen >> (len(names) + 1) & 1 and kind != "whole":  # a tree's depth is a logarithm
+        given["dispatch_law"] = "tree"
+    return given

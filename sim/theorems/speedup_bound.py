@@ -18,7 +18,7 @@ from model.methods.rounds import Tally
 from sim.scenarios import cases
 from sim.scenarios.cases import Case
 from sim.theorems.pipelined_examples import CLOSE, rates, whole
-from sim.theorems.theorem import Example, Theorem, at_most
+from sim.theorems.theorem import Example, Theorem, at_most, drawn, st
 from sim.views import evaluation
 
 if TYPE_CHECKING:
@@ -79,38 +79,31 @@ def _wider_takes_no_less(case: Case) -> bool:
 # --- What they are tried on ---
 
 
-def _points(name: str, kinds: tuple[str, ...] = ("layer-times", "hardware")) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def point(draw: DrawFn) -> Example:
-        method: dict[str, Any] = {"name": name}
-        length = draw(whole(1, 4))
-        if name == "adaptive":
-            method |= {"policy": draw(st.sampled_from(("gradient", "optimum", "heuristic"))), "max_draft_length": length}
-        else:
-            method["draft_length"] = length
-        if name == "hierarchical":
-            method["reading"] = draw(st.sampled_from(("literal", "reuse", "bonus")))
-        rate = {each: draw(rates()) for each in (("accept", "medium_accept") if name == "hierarchical" else ("accept",))}
-        kind = draw(st.sampled_from(kinds))
-        medium = name == "hierarchical"
-        cost = draw(_layer_times(kind, medium=medium) if kind in ("layer-times", "falling") else _on_hardware(kind, medium=medium))
-        if "sequences" in cost:
-            ways = (CONTINUOUS, LOCKSTEP) if name == "speculative" else (LOCKSTEP,)
-            method |= {"sequences": cost["sequences"], "batching": draw(st.sampled_from(ways))}
-            cost = {key: value for key, value in cost.items() if key != "sequences"}
-        method["layers"] = PRESETS[cost["shape"]].layers if "shape" in cost else 1
-        laws = {each: {"kind": "iid", "acceptance_rate": value} for each, value in rate.items()}
-        return {"method": method, "cost": cost, "outcomes": laws, "tokens": draw(whole(1, 24))}
-
-    return point()
+@drawn
+def _points(draw: DrawFn, name: str, kinds: tuple[str, ...] = ("layer-times", "hardware")) -> Example:
+    method: dict[str, Any] = {"name": name}
+    length = draw(whole(1, 4))
+    if name == "adaptive":
+        method |= {"policy": draw(st.sampled_from(("gradient", "optimum", "heuristic"))), "max_draft_length": length}
+    else:
+        method["draft_length"] = length
+    if name == "hierarchical":
+        method["reading"] = draw(st.sampled_from(("literal", "reuse", "bonus")))
+    rate = {each: draw(rates()) for each in (("accept", "medium_accept") if name == "hierarchical" else ("accept",))}
+    kind = draw(st.sampled_from(kinds))
+    medium = name == "hierarchical"
+    cost = draw(_layer_times(kind, medium=medium) if kind in ("layer-times", "falling") else _on_hardware(kind, medium=medium))
+    if "sequences" in cost:
+        ways = (CONTINUOUS, LOCKSTEP) if name == "speculative" else (LOCKSTEP,)
+        method |= {"sequences": cost["sequences"], "batching": draw(st.sampled_from(ways))}
+        cost = {key: value for key, value in cost.items() if key != "sequences"}
+    method["layers"] = PRESETS[cost["shape"]].layers if "shape" in cost else 1
+    laws = {each: {"kind": "iid", "acceptance_rate": value} for each, value in rate.items()}
+    return {"method": method, "cost": cost, "outcomes": laws, "tokens": draw(whole(1, 24))}
 
 
 def _layer_times(kind: str, *, medium: bool) -> SearchStrategy[Example]:
     """Costs in layer-times; of kind `falling` wide passes cost less."""
-    from hypothesis import strategies as st
-
     quarters = whole(0, 4).map(lambda number: number / 4)
     given = {"cost_ratio": quarters, "verify_cost": st.just(_FALLING) if kind == "falling" else st.sampled_from(_CURVES)}
     return st.fixed_dictionaries(given | ({"medium_cost_ratio": quarters} if medium else {}))
@@ -118,8 +111,6 @@ def _layer_times(kind: str, *, medium: bool) -> SearchStrategy[Example]:
 
 def _on_hardware(kind: str, *, medium: bool) -> SearchStrategy[Example]:
     """Costs of GPUs, by their peaks or by measured tables; of kind `split` each layer is split over several."""
-    from hypothesis import strategies as st
-
     shapes = {"draft_shape": "llama-68m"} | ({"medium_shape": "llama-2-7b"} if medium else {})
     sources = (
         {"kind": "roofline", "device": "a100", "shape": "llama-2-7b"}, {"kind": "profile", "profile": "h100-llama-2-13b",

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
+    from hypothesis import strategies as st
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+__all__ = ["Collected", "Example", "Theorem", "at_most", "drawn", "equal", "st"]
+
+
+class _Later:
+    """A module that is imported when something of it is asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+if not TYPE_CHECKING:
+    st = _Later("hypothesis.strategies")  # not needed to list theorems
 
 Example = dict[str, Any]
 """What a theorem is tried on: plain values under names, so that it can be written down, mailed and tried again."""
 
 
+Drawn = TypeVar("Drawn")
+Given = ParamSpec("Given")
 Predicate = Callable[[Example], bool | None]
 
 
@@ -70,6 +91,16 @@ class Collected:
         return tuple(sorted(self._found, key=lambda each: (int(re.findall(r"\d+", each.number)[0]), each.number)))
 
 
+def drawn(make: Callable[Concatenate[DrawFn, Given], Drawn]) -> Callable[Given, SearchStrategy[Drawn]]:
+    """A search strategy of a function that draws an example; hypothesis is imported when it is asked for one."""
+
+    @functools.wraps(make)
+    def strategy(*args: Given.args, **kwargs: Given.kwargs) -> SearchStrategy[Drawn]:
+        return st.composite(make)(*args, **kwargs)
+
+    return strategy
+
+
 # Not `assert`: these must speak also where Python runs without assertions.
 
 
@@ -86,5 +117,5 @@ def at_most(what: str, got: float, bound: float, within: float = 0.0) -> None:
         raise AssertionError(f"{what}: got {_short(got)}, expected at most {_short(bound)}")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return repr(value.item() if hasattr(value, "item") else value)

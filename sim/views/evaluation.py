@@ -172,12 +172,15 @@ def plain_work_of(case: Case) -> Row:
     return {f"plain_{name}": worked[name] for name in metrics.PLAIN_WORK}
 
 
-def operations_of(case: Case, compute_per_token: float) -> Row:
-    """Operations of a method that does not draft, where its unit-time says them, or if it makes wide passes its account."""
-    if case.parameters.counts_layers:
+def operations_of(case: Case, compute_per_token: float, *, sampled: bool = False) -> Row:
+    """Operations of a method that does not draft: by its theory's account of layers, or where they are its unit-time by that.
+
+    Of what is sampled unit-time goes first where every pass is over one token: it is of the same decodings.
+    """
+    known = not case.parameters.roles and case.parameters.decoded_sequences == 1 and case.cost.only_layers
+    if case.parameters.counts_layers and not (sampled and known and case.parameters.widest == 1):
         worked = _layers_worked(case)
         return {} if worked is None else {"operations_per_token": worked / case.parameters.layers / case.outputs}
-    known = not case.parameters.roles and case.parameters.decoded_sequences == 1 and case.cost.only_layers
     return {"operations_per_token": compute_per_token} if known else {}
 
 

@@ -21,7 +21,7 @@ def _models() -> dict[str, Any]:
     import torch
     from transformers import LlamaForCausalLM
 
-    from calibrate.decoders.adapter import decoder_of
+    from calibrate.decoders.transformers_adapter import decoder_of
     from calibrate.family.training import FAMILY
 
     torch.set_num_threads(1)  # models this small gain nothing by more
@@ -64,7 +64,7 @@ def library(tokens: int, texts: int = 1) -> Any:
 
 def log(tokens: int, texts: int) -> Any:
     """A decision log, with a head for every layer."""
-    from calibrate.decode.log_positions import logged
+    from calibrate.decode.position_logging import logged
 
     models = _models()
     return logged(models["target"], _prompts(texts), tokens, draft=models["draft"])

@@ -8,7 +8,7 @@ import pytest
 
 from calibrate.interpreters.in_one_process import Real
 from model.methods.speculative import algorithm as speculative
-from tests.calibrate.test_log_positions import PROMPTS, kin
+from tests.calibrate.test_position_logging import PROMPTS, kin
 from tests.support.real_models import DEPTHS
 
 LAYERS, TOKENS = DEPTHS["target"], 24
@@ -72,7 +72,7 @@ def test_mt5_writes_what_the_library_generates() -> None:
     import transformers
 
     from calibrate.decode import real_decoding
-    from calibrate.decoders.adapter import decoder_of
+    from calibrate.decoders.transformers_adapter import decoder_of
 
     torch.manual_seed(2)
     config = transformers.MT5Config(

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.decoders.adapter import Decoder
 from calibrate.decoders.kv_rows import KvRows, LayerRows, RowsMade, Spots, joined
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.interpreters.in_one_process import Luck, PassOutput, Real
 from model.base.checks import ParameterError
 from model.methods.speculative import algorithm as speculative

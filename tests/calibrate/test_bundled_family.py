@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.family import align, make_model, model_directory, training
+from calibrate.family import align_draft, make_model, model_directory, training
 from calibrate.family import exit_heads as trained
 from calibrate.interpreters.in_one_process import Real
 from calibrate.loading import load_models, prompts
@@ -162,7 +162,7 @@ def test_what_a_log_says_of_its_settings_is_what_its_command_asks_for() -> None:
     assert said["settings"] == asked(trained.OWN, said["command"])
     assert trained.SETTINGS["own"] == trained.OWN == trained.HeadTrainingSettings()
     log = model_directory.log_of(model_directory.bundled("aligned"))
-    assert log["settings"] == asked(align.AlignmentSettings(), log["command"])
+    assert log["settings"] == asked(align_draft.AlignmentSettings(), log["command"])
 
 
 def test_the_aligned_draft_agrees_more() -> None:
@@ -171,7 +171,7 @@ def test_the_aligned_draft_agrees_more() -> None:
 
 
 def test_the_bundled_log_is_of_these_models_and_can_be_made_again() -> None:
-    from calibrate.decode.log_positions import logged
+    from calibrate.decode.position_logging import logged
 
     log = position_log.bundled()
     for role in ("target", "draft"):

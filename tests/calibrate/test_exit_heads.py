@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
-from calibrate.family import align, exit_heads, model_directory, training
+from calibrate.family import align_draft, exit_heads, model_directory, training
 from calibrate.family.exit_heads import HeadTrainingSettings
 from calibrate.family.model_directory import Loaded
 from model.base.checks import ParameterError
@@ -245,7 +245,7 @@ def test_a_held_out_text_without_a_window_is_refused_before_anything_is_made(loa
         with pytest.raises(ParameterError, match=r"^held-out text must have at least length\+1=33 tokens, got 2; give a longer"):
             exit_heads.train(loaded, short, settings, path)
     with pytest.raises(ParameterError, match=r"^held-out text must have at least length\+1=25 tokens, got 2; give a longer one$"):
-        align.align(loaded, loaded, short, align.AlignmentSettings(8, 8, 16, 8, batch=4), tmp_path / "aligned")
+        align_draft.align(loaded, loaded, short, align_draft.AlignmentSettings(8, 8, 16, 8, batch=4), tmp_path / "aligned")
     assert not [*tmp_path.iterdir()]
 
 

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from calibrate.commands.calibrate_app import app
 from calibrate.family import corpus, make_model, model_directory, training, vocabulary
 from calibrate.family.training import FAMILY, Recipe, Size
+from model.base import whole_files
 from model.base.checks import ParameterError
 from tests.support import family
 
@@ -815,14 +816,14 @@ def test_a_size_is_that_of_its_configuration() -> None:
 
 def test_a_file_is_written_whole_or_not_at_all_with_all_folders_above_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "deeper" / "file"
-    with model_directory.whole(path) as part:
+    with whole_files.whole(path) as part:
         part.write_text("some")
         assert part.parent == path.parent
         assert not path.exists()
     assert path.read_text() == "some"
 
     def broken_off() -> None:
-        with model_directory.whole(path) as part:
+        with whole_files.whole(path) as part:
             part.write_text("other")
             raise KeyboardInterrupt
 

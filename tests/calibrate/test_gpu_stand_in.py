@@ -20,8 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from calibrate.commands import run_command
 from calibrate.decode import real_decoding
-from calibrate.decoders import adapter
-from calibrate.decoders.adapter import Decoder
+from calibrate.decoders import transformers_adapter
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.devices import clocks, machine
 from calibrate.interpreters import in_one_process
 from calibrate.measured_runs import measure_runs, run_plan
@@ -104,9 +104,9 @@ def on(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
         gpu.settle()
         return answer
 
-    monkeypatch.setattr(adapter.Decoder, "_layer", run_layer)
-    monkeypatch.setattr(adapter.Decoder, "logits", run_head)
-    monkeypatch.setattr(adapter.Decoder, "settle", gpu.settle)
+    monkeypatch.setattr(transformers_adapter.Decoder, "_layer", run_layer)
+    monkeypatch.setattr(transformers_adapter.Decoder, "logits", run_head)
+    monkeypatch.setattr(transformers_adapter.Decoder, "settle", gpu.settle)
     monkeypatch.setattr(in_one_process.Real, "_found", look)
     clock = SimpleNamespace(perf_counter=gpu.perf_counter, thread_time=gpu.perf_counter)
     for module in (real_decoding, in_one_process, read_times, measure_runs):
@@ -207,7 +207,7 @@ def test_what_a_graph_takes_besides_its_layers_is_no_layer_s(monkeypatch: pytest
     on(gpu, monkeypatch)
     by_graphs(gpu, monkeypatch)
     config = LlamaConfig(**real_models.config("llama", 6).to_dict() | {"vocab_size": 128})
-    decoder = cuda_graphs.Graphs(adapter.decoder_of(LlamaForCausalLM(config), "tiny"), 64)
+    decoder = cuda_graphs.Graphs(transformers_adapter.decoder_of(LlamaForCausalLM(config), "tiny"), 64)
     found = read_times.reads(decoder, 16, 3)
     assert found["again_us"][1] == pytest.approx(40.0, abs=2.0)
     assert found["tree_us"] == found["fork_us"] == found["beams_us"] == {}

@@ -504,7 +504,7 @@ def test_models_of_different_vocabularies_are_refused() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from calibrate.decoders.adapter import decoder_of
+    from calibrate.decoders.transformers_adapter import decoder_of
 
     torch.manual_seed(0)
     other = LlamaForCausalLM(
@@ -724,10 +724,10 @@ def test_a_model_says_how_far_it_goes_and_what_begins_and_ends_its_texts() -> No
     """A sliding window that is used is an end too; several tokens may end texts, and one of them begins one for want of another."""
     from types import SimpleNamespace
 
-    from calibrate.decoders import adapter
+    from calibrate.decoders import transformers_adapter
 
     def of(kind: str = "llama", **config: Any) -> Any:
-        found = adapter.Decoder.__new__(adapter.Decoder)
+        found = transformers_adapter.Decoder.__new__(transformers_adapter.Decoder)
         found.config = SimpleNamespace(is_encoder_decoder=kind == "t5", **config)
         found.full = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=config.get("ends")))
         return found
@@ -747,14 +747,14 @@ def test_a_model_says_how_far_it_goes_and_what_begins_and_ends_its_texts() -> No
     assert of("t5", bos_token_id=1, ends=4).start == 4
     other = SimpleNamespace(config=SimpleNamespace(model_type="mamba"))
     with pytest.raises(ParameterError, match="some is of architecture mamba, whose layers are not known here; known: gpt2, "):
-        adapter.decoder_of(other, "some")
+        transformers_adapter.decoder_of(other, "some")
     reads = real_models.model.__wrapped__("t5", 2)
     with pytest.raises(RuntimeError, match="some has an encoder, which has read nothing yet"):
-        adapter.decoder_of(reads, "some").rows()
-    assert adapter.run_layers(LayerSpan(2, 5)) == [2, 3, 4]
+        transformers_adapter.decoder_of(reads, "some").rows()
+    assert transformers_adapter.run_layers(LayerSpan(2, 5)) == [2, 3, 4]
     whole = real_models.decoders("llama")["target"]
     assert whole._place(3, 1, (), whole.rows()).mask is None  # a single token sees all there is
-    assert adapter.run_layers(LayerSpan(1, 7, ((2, 3), (4, 6)))) == [1, 3, 6]
+    assert transformers_adapter.run_layers(LayerSpan(1, 7, ((2, 3), (4, 6)))) == [1, 3, 6]
     settled: list[Any] = []
     found = of()
     for kind in ("cpu", "cuda"):

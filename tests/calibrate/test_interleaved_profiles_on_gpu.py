@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from calibrate.decoders.adapter import Decoder
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.devices import machine
 from calibrate.interpreters import in_one_process
 from calibrate.loading.replicas import Replica
@@ -68,7 +68,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def tiny(layers: int = 4) -> Decoder:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from calibrate.decoders.adapter import decoder_of
+    from calibrate.decoders.transformers_adapter import decoder_of
 
     said = real_models.config("llama", layers).to_dict() | {"vocab_size": 64}
     return decoder_of(LlamaForCausalLM(LlamaConfig(**said)), "tiny")

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from calibrate.decode import log_positions as logging
+from calibrate.decode import position_logging as logging
 from tests.support import real_models
 from tests.support.clockwork import Clock
 

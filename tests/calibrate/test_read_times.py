@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.decoders.adapter import Decoder
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.interpreters.in_one_process import ProcessState, Real
 from calibrate.timing import read_times, single_pass
 from model.hardware.profile import READS

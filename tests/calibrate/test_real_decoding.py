@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from calibrate.commands import decode_command, log_command
 from calibrate.commands.calibrate_app import app
 from calibrate.decode import decode_report, real_decoding
-from calibrate.decoders import adapter
+from calibrate.decoders import transformers_adapter
 from calibrate.family import exit_heads, model_directory
 from calibrate.interpreters.in_one_process import Luck, Sampling
 from calibrate.loading import load_models
@@ -745,7 +745,7 @@ def test_models_must_speak_of_the_same_tokens_and_an_encoder_reads_something() -
     with pytest.raises(ParameterError, match=said):
         load_models.check(found)
     own = real_models.model.__wrapped__("t5", DEPTHS["target"])  # nobody else's: it is changed
-    encoding = load_models.LoadedModel("both", adapter.decoder_of(own, "both"), Spelling(), "")
+    encoding = load_models.LoadedModel("both", transformers_adapter.decoder_of(own, "both"), Spelling(), "")
     assert load_models.begun(encoding, "abc") == ((0,), (0, 1, 2))
     with pytest.raises(ParameterError, match="prompt 7 is empty, and the encoder of model both has nothing to read; give a text"):
         load_models.begun(encoding, "", "prompt 7")

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "clockwork")
 # --- links ---
 
 
-@pytest.mark.slow  # both ends in this process are in the quick tier: tests.calibrate.test_measuring
+@pytest.mark.slow  # both ends in this process are in the quick tier, below
 def test_links_between_processes_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "_PATIENCE", 3600.0)  # on a busy machine processes take long to start
     said = call("links", "--quick", "-o", str(tmp_path), "--link", "shared-memory,gloo").stdout

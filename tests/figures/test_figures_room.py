@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 import figures
-from figures.common import labels
+from figures.common import label_placement
 from figures.of_logs import agreement_over_cost, match_rates
 from figures.of_papers import ppd_table_3_times
 from figures.of_runs import (
@@ -252,11 +252,8 @@ def test_what_is_not_asked_for_is_as_the_documents_say() -> None:
         (adaptive_draft_lengths.example, {"replications": 1000}), (tradeoff.draw, {"x": "mean_units"}),
         (speedup.draw, {"x": "acceptance_rate"}),
         (timeline.draw, {"commits": None, "title": "Who held which unit", "time_unit": "layer-times"}),
-        (timeline.prepared, {"commits": None}), (labels.place, {"size": 8.5}), (labels.at_right, {"size": 8.5}),
+        (timeline.prepared, {"commits": None}), (label_placement.place, {"size": 8.5}), (label_placement.at_right, {"size": 8.5}),
         (bild_thresholds.of_run, {"cost_source": "as [cost] says"}),
-        (bild_thresholds.points,
-            {"maximum_draft": 10, "variant": "paper", "windows": (3, 4, 5, 6, 7, 8, 9, 10), "verify_cost": None,
-                       "name": "record"}),
         (figures.save, {"formats": ("png", "svg")}), (figures.of_run, {"table": None}),
         (figures.of_comparison, {"limits": None, "pair": None}),
     ):  # fmt: skip

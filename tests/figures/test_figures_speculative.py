@@ -20,7 +20,7 @@ from matplotlib.text import Text
 
 import sim
 from figures import of_run, save
-from figures.common import labels, subject
+from figures.common import label_placement, subject
 from figures.common.style import INK, canvas
 from figures.of_runs import accepted_tokens, method_comparison, speedup, tradeoff
 from figures.of_theory import best_draft_length, verify_cost
@@ -227,7 +227,7 @@ def test_words_neither_overlap_nor_leave_the_page(x: str) -> None:
 @pytest.mark.parametrize("height", [0.0, 0.5, 1.0])
 def test_names_of_ends_that_crowd_stay_beside_the_axes(height: float) -> None:
     _, axes = canvas(5, 4, (0.1, 0.1, 0.6, 0.8))
-    assert labels.at_right(axes, [(height, f"curve {index}", INK) for index in range(9)]) == 0
+    assert label_placement.at_right(axes, [(height, f"curve {index}", INK) for index in range(9)]) == 0
     assert len(axes.texts) == 9
     assert apart(axes)
     frame = axes.get_window_extent()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -443,14 +444,13 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
         seen.append({each.name for each in tmp_path.iterdir()} - {*before})
         raise OSError("full")
 
-    monkeypatch.setattr(profile_files.os, "replace", refuse)
+    monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(OSError, match="full"):
         profile_files.save(made(ROWS[:7]), tmp_path)
     # Both were there whole, hidden, before either took its place.
     ((data, said),) = (sorted(each, key=lambda name: "parquet" not in name) for each in seen)
     assert data.startswith(".tiny.parquet.")
     assert said.startswith(".tiny.json.")
-    assert len(data) - len(".tiny.parquet.") == len(said) - len(".tiny.json.") == 8
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 

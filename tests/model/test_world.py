@@ -2,7 +2,12 @@
 
 import itertools
 
+import pytest
+
+from model.interpret import interpreter
 from model.interpret.world import DraftOutcomes, World
+from model.methods import registry
+from model.methods.worlds import world_of
 from model.steps import Forward, LayerSpan, Read
 
 PROMPT, LAYERS = 3, 8
@@ -89,3 +94,15 @@ def test_wrong_answers_never_meet() -> None:
         candidates = WORLD.read(Read("top", after(-99, at=at, layer=4), width=count))
         assert wrong not in candidates
         assert all(token != place for token in candidates for place in range(99))
+
+
+@pytest.mark.parametrize(("method", "table"), [
+    ("autoregressive", {}), ("skipdecode", {"max_layers": 6, "min_layers": 3, "prompt": 1, "sequence": 6}),
+    ("early_exit", {"exit_layer": 3}),
+])  # fmt: skip
+def test_where_nothing_is_drawn_what_a_method_writes_is_the_text(method: str, table: dict[str, int]) -> None:
+    """A lossy method too, whose text is its own and not the target's."""
+    algorithm = registry.algorithm(method)
+    parameters = algorithm.Parameters(LAYERS, **table)
+    work = interpreter.count(algorithm.decode(parameters, [0], 5), world_of(parameters, 1, {}), 5)
+    assert [token for commit in work.committed for token in commit.tokens] == [1, 2, 3, 4, 5]

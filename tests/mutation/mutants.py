@@ -67,6 +67,7 @@ TESTS = {
     "model.costs.operating_point": ("model/test_operating_point.py", *HARDWARE),
     "model.hardware.profile_costs": ("model/test_profile_costs.py", *HARDWARE),
     "model.hardware.profile": ("model/test_profile.py",),
+    "model.hardware.profile_files": ("model/test_profile.py",),
     "model.base.json_and_parquet": ("model/test_profile.py",),
 }
 """The modules that are changed, and the quick tests that must notice."""

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from calibrate.decode import log_positions as logging
-from calibrate.decode import quality
-from calibrate.family import align, exit_heads, model_directory, training
+from calibrate.decode import output_quality
+from calibrate.decode import position_logging as logging
+from calibrate.family import align_draft, exit_heads, model_directory, training
 from calibrate.fits import cpu_step
 from calibrate.loading import architectures
 from calibrate.measured_runs import measure_runs
@@ -160,7 +160,7 @@ def test_texts_of_an_alignment_that_was_broken_off(data: st.DataObject) -> None:
         kept = here / "out.written"
         save_file({"texts": np.arange(12).reshape(3, 4)}, kept, {"settings": "{}"})
         kept.write_bytes(data.draw(tensors_of(kept.read_bytes())))
-        read(partial(align.kept_texts, kept, "{}", count=5, length=4, vocabulary=300))
+        read(partial(align_draft.kept_texts, kept, "{}", count=5, length=4, vocabulary=300))
 
 
 SAID = {
@@ -186,7 +186,7 @@ def work_of(kind: str) -> Callable[..., Any]:
     if kind == "quality":
         settings = [{"exit_layer": 3}, {"exit_layer": 4}, {"exit_layer": 5}]
         told = {"target_name": "tiny", "source": "measured"}
-        return lambda here, **more: quality.measure(
+        return lambda here, **more: output_quality.measure(
             here / "rows.csv", told, "early_exit", models, PROMPTS, 3, settings, **more
         )  # fmt: skip
     plan = measure_runs.MeasurementPlan(

@@ -21,7 +21,7 @@ import typer
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app as calibrate_app
-from calibrate.decode.log_positions import Spent
+from calibrate.decode.position_logging import Spent
 from calibrate.family import training as family
 from calibrate.interpreters.in_one_process import Sampling
 from calibrate.timing.single_pass import Effort
@@ -94,9 +94,9 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     ),
     "calibrate align": (
         f"--target big --draft small -o out --prompts 90 --prompt 7 --tokens 11 --held-out 13 {TRAIN}",
-        "calibrate.family.align.align",
+        "calibrate.family.align_draft.align",
         {
-            "calibrate.family.align.align": {
+            "calibrate.family.align_draft.align": {
                 "settings": {
                     "prompts": 90, "prompt": 7, "tokens": 11, "held_out": 13, "epochs": 2.5, "batch": 3, "rate": 0.01, "seed": 9,
                 },
@@ -128,7 +128,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     "calibrate log": (
         "--target big --draft small --heads some.heads --prompts texts --template squad --limit 4 --prompt-tokens 2 --tokens 12"
         f" --sample --temperature 0.5 --top-k 6 --top-p 0.75 --resume -o log.json {REAL}",
-        "calibrate.decode.log_positions.make",
+        "calibrate.decode.position_logging.make",
         {
             "calibrate.loading.load_models.models": {"named": {"target": "big", "draft": "small"}, "device": "there",
                 "dtype": "float64"},
@@ -136,7 +136,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
             "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4, "seed": 9},
             "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
-            "calibrate.decode.log_positions.make": {
+            "calibrate.decode.position_logging.make": {
                 "out": Path("log.json"), "prompts": [[5, 6]], "tokens": 12, "seed": 9, "resume": True, "report": "a bar",
                 "sampling": {"temperature": 0.5, "top_k": 6, "top_p": 0.75}, "draft": MODELS["decoder"],
             },
@@ -146,7 +146,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         "bild --model big --draft small --heads some.heads --set maximum_draft=5 --set fallback_threshold=0.5"
         " --sweep rollback_threshold=1,2 --prompts texts --template squad --limit 4 --prompt-tokens 2 --tokens 12 --resume"
         f" -o rows.csv {REAL}",
-        "calibrate.decode.quality.measure",
+        "calibrate.decode.output_quality.measure",
         {
             "calibrate.loading.load_models.models": {"named": {"target": "big", "draft": "small"}, "device": "there",
                 "dtype": "float64"},
@@ -154,7 +154,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
             "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4, "seed": 9},
             "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
-            "calibrate.decode.quality.measure": {
+            "calibrate.decode.output_quality.measure": {
                 "out": Path("rows.csv"), "prompts": [[5, 6]], "tokens": 12, "resume": True, "report": "a bar", "method": "bild",
                 "settings": [{"maximum_draft": 5, "fallback_threshold": 0.5, "rollback_threshold": each} for each in (1, 2)],
             },
@@ -619,7 +619,7 @@ def test_links_that_failed_are_named_behind_those_that_did_not(record: Record) -
 
 
 def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
-    record.replace("calibrate.decode.quality.measure", pl.DataFrame(MEASURED))
+    record.replace("calibrate.decode.output_quality.measure", pl.DataFrame(MEASURED))
     drawn: list[Path] = []
     record.replace("figures.of_quality", lambda **_: drawn)
     words = ["quality", *LEFT_OUT["calibrate quality"][0].split(), "--figures", "pictures"]
@@ -632,12 +632,12 @@ def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
 
 def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
     """Names and checksums of the models, the heads that were read, prompts, type and seed: columns of `calibrate quality`."""
-    record.replace("calibrate.decode.quality.measure")
+    record.replace("calibrate.decode.output_quality.measure")
     record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3])])
     for prompts, called in ((["--prompts", "a/texts.json"], "texts.json"), ([], "held-out standard library")):
         ran("calibrate quality", f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}")
         models = {f"{role}_{key}": value for role in ("target", "draft") for key, value in (("name", "made"), ("checksum", "0"))}
-        assert record.calls["calibrate.decode.quality.measure"]["said"] == models | {
+        assert record.calls["calibrate.decode.output_quality.measure"]["said"] == models | {
             "heads": "heads read", "dtype": "float32", "prompts": called, "seed": 3, "source": "measured",
         }  # fmt: skip
         asked = {"limit": 20, "length": 64, "seed": 3, "template": None}
@@ -646,11 +646,11 @@ def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
 
 def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     """Models with their shapes, heads, prompts as tokens, and how texts are drawn; prompts of the family where none are given."""
-    record.replace("calibrate.decode.log_positions.make")
+    record.replace("calibrate.decode.position_logging.make")
     record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3]), ("two", [4])])
     model = {"name": "made", "checksum": "0", "layers": 8, "vocabulary": 99}
     ran("calibrate log", "--target big --draft small --heads a/some.heads --sample --top-k 4 -o a.json")
-    said = record.calls["calibrate.decode.log_positions.make"]["said"]
+    said = record.calls["calibrate.decode.position_logging.make"]["said"]
     assert said | {"versions": 0, "date": 0} == {
         "dtype": "float32", "versions": 0, "date": 0, "target": model, "draft": model, "asked": 64, "seed": 0,
         "heads": {"file": "some.heads", "layers": [3, 5]}, "sampling": vars(Sampling(top_k=4)),
@@ -660,13 +660,13 @@ def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     asked = {"where": None, "limit": 200, "length": 64, "seed": 0, "template": None}
     assert has(record.calls["calibrate.commands.log_command.prompted"], asked)
     ran("calibrate log", "--target big -o a.json")
-    said = record.calls["calibrate.decode.log_positions.make"]["said"]
+    said = record.calls["calibrate.decode.position_logging.make"]["said"]
     assert (said["heads"], said["draft"], said["sampling"]) == (None, None, None)
     ran("calibrate log", "--target family -o a.json")  # the bundled family has its own draft
     assert record.calls["calibrate.loading.load_models.models"]["named"].keys() == {"target", "draft"}
     Path("nowhere").touch()  # heads that lie beside the target are read too
     ran("calibrate log", "--target big -o a.json")
-    assert record.calls["calibrate.decode.log_positions.make"]["said"]["heads"] == {"file": "nowhere", "layers": [3, 5]}
+    assert record.calls["calibrate.decode.position_logging.make"]["said"]["heads"] == {"file": "nowhere", "layers": [3, 5]}
 
 
 def test_prompts_are_the_ends_of_texts_and_a_chat_is_whole(record: Record) -> None:
@@ -788,7 +788,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--target --draft --out --prompts --prompt --tokens --held-out --epochs --batch --rate --seed --text --device"
                " --threads --resume --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_align.py::test_align_is_a_command": "--json",
+        "test_align_draft.py::test_align_is_a_command": "--json",
     },
     "calibrate decode": {
         REACH: "--model --draft --medium --set --prompts --template --limit --tokens --sample --temperature --top-k --top-p --seed"
@@ -803,14 +803,14 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_options.py::test_what_was_found_is_printed_and_is_the_document": "--json",
     },
     "calibrate rates": {
-        "test_log_positions.py::test_candidates_and_lengths_are_those_asked_for": "--candidates --lengths --json",
-        "test_log_positions.py::test_speed_ups_go_by_the_cost_ratio_that_is_said": "--cost-ratio",
-        "test_log_positions.py::test_rates_are_drawn_of_logs_of_ours_and_of_public_ones": "--drafter --figures",
+        "test_position_logging.py::test_candidates_and_lengths_are_those_asked_for": "--candidates --lengths --json",
+        "test_position_logging.py::test_speed_ups_go_by_the_cost_ratio_that_is_said": "--cost-ratio",
+        "test_position_logging.py::test_rates_are_drawn_of_logs_of_ours_and_of_public_ones": "--drafter --figures",
     },
     "calibrate quality": {
         REACH: "--out --model --draft --heads --set --sweep --prompts --template --limit --prompt-tokens --tokens --seed --dtype"
                " --device --threads --resume --quiet",
-        "test_quality.py::test_the_command_writes_rows_and_pictures": "--figures --json",
+        "test_output_quality.py::test_the_command_writes_rows_and_pictures": "--figures --json",
     },
     "calibrate run": {
         REACH: "--out --model --draft --medium --heads --set --sweep --forced --apart --prompts --limit --prompt-tokens --tokens"

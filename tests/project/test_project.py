@@ -80,14 +80,13 @@ def test_no_two_files_have_one_name() -> None:
 
 
 def test_no_two_modules_have_a_class_of_one_name() -> None:
-    """But for `Parameters`, which every method has, and until they have names of their own the tables of outcomes in scenarios."""
+    """But for `Parameters`, which every method has."""
     places = defaultdict(set)
     for package in ("model", "sim", "calibrate", "figures"):
         for path in (ROOT / package).rglob("*.py"):
-            if not path.stem.endswith("_outcomes"):
-                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                    if isinstance(node, ast.ClassDef):
-                        places[node.name].add(str(path.relative_to(ROOT)))
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].add(str(path.relative_to(ROOT)))
     assert {name: sorted(found) for name, found in places.items() if len(found) > 1 and name != "Parameters"} == {}
 
 

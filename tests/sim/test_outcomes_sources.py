@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from model.base.checks import ParameterError
 from model.methods import registry
+from model.methods.bild import algorithm as bild
 from model.outcomes.outcome_kinds import KINDS
 from sim.runs import sweep
 from sim.scenarios import outcomes_section
@@ -80,4 +80,4 @@ def test_too_few_rates_are_called_by_their_key(name: str) -> None:
     outcome, _, kind = name.partition(": ")
     record = outcomes_section.LAWS[outcome][kind]
     with pytest.raises(ParameterError, match=f"^{record.RATES[0]} must have one rate for each of 2 output positions, got 1; give"):
-        record(**LEAST[name]).outcome(SimpleNamespace(fallback_threshold=None, rollback_threshold=None), 2)
+        record(**LEAST[name]).outcome(bild.Parameters(24, 8), 2)

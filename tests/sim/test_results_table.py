@@ -14,7 +14,7 @@ from model.interpret.account import Bill
 from model.outcomes.intervals import half_width, wilson
 from sim.runs import results_table, sweep
 from sim.runs.shard_plan import Shard
-from sim.scenarios import match_outcomes
+from sim.scenarios import acceptance_outcomes, match_outcomes
 from sim.scenarios.grid import Grid
 from sim.views import evaluation, metrics
 from sim.views.metrics import Sums
@@ -133,6 +133,16 @@ def test_two_records_have_an_interval_and_one_has_none() -> None:
     for single in (records[:1], 2 * records[:1]):
         alike = match_outcomes.RecordedMatches(records=single).outcome(None, 4)
         assert (alike.rate, alike.low, alike.rate_low, alike.trials) == (0.5, None, None, None)
+
+
+@pytest.mark.parametrize("record", [match_outcomes.CorrelatedMatches, acceptance_outcomes.CorrelatedAcceptance])
+def test_correlated_trials_are_worth_fewer(record: Any) -> None:
+    """The variance of a mean of neighbours with correlation rho tends to (1 + rho) / (1 - rho) times that of independent ones."""
+    for rho, factor in ((0.5, 3.0), (0.0, 1.0), (-0.5, 1 / 3)):
+        found = record(0.5, rho, trials=3000).outcome(None, 4)
+        low, high = wilson(0.5, 3000 / factor)
+        assert (found.rate_low, found.rate_high) == (pytest.approx(float(low)), pytest.approx(float(high)))
+        assert (float(found.low.rate), float(found.high.rate), found.trials) == (found.rate_low, found.rate_high, 3000)
 
 
 def test_input_intervals_hold_the_formula_at_the_wilson_bounds() -> None:

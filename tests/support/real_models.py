@@ -73,7 +73,7 @@ def model(kind: str, layers: int, seed: int = 0, dtype: str = "float64") -> Any:
 
 def decoders(kind: str, *roles: str, seed: int = 0, dtype: str = "float64", same: bool = False) -> dict[str, Any]:
     """Decoders by role; with `same` all have the target's first weights, so that drafts are often right."""
-    from calibrate.decoders.adapter import decoder_of
+    from calibrate.decoders.transformers_adapter import decoder_of
 
     found = {}
     for number, role in enumerate(("target", *roles)):

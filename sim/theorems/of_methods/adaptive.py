@@ -23,7 +23,7 @@ from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import PROMPT, accepted, always, ends, model, pairs, rounds
 from sim.theorems.output_law import distance, law_of_text, own_law
 from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.theorem import Collected, Example, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -39,34 +39,25 @@ theorem = Collected("adaptive")
 # --- What they are tried on ---
 
 
-def _policies(more: dict[str, SearchStrategy[Any]], policies: tuple[str, ...] = _SEEING) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def policy(draw: DrawFn) -> Example:
-        name, longest = draw(st.sampled_from(policies)), draw(whole(1, 5))
-        options: dict[str, Any] = {}
-        if "draft_length" in OPTIONS[name]:
-            options["draft_length"] = draw(whole(1, longest))
-        if "estimator" in OPTIONS[name]:
-            options["estimator"] = draw(st.sampled_from(("tested", "drafted")))
-        if name == "confidence":
-            options["confidence_threshold"] = draw(whole(1, 4)) / 4
-        return {"policy": name, "longest": longest, "options": options} | {key: draw(value) for key, value in more.items()}
-
-    return policy()
+@drawn
+def _policies(draw: DrawFn, more: dict[str, SearchStrategy[Any]], policies: tuple[str, ...] = _SEEING) -> Example:
+    name, longest = draw(st.sampled_from(policies)), draw(whole(1, 5))
+    options: dict[str, Any] = {}
+    if "draft_length" in OPTIONS[name]:
+        options["draft_length"] = draw(whole(1, longest))
+    if "estimator" in OPTIONS[name]:
+        options["estimator"] = draw(st.sampled_from(("tested", "drafted")))
+    if name == "confidence":
+        options["confidence_threshold"] = draw(whole(1, 4)) / 4
+    return {"policy": name, "longest": longest, "options": options} | {key: draw(value) for key, value in more.items()}
 
 
 def _decodings(tokens: int = 20) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     return _policies({"accept": st.lists(st.sampled_from([True, True, False]), min_size=1, max_size=tokens)})
 
 
 def _turning() -> SearchStrategy[Example]:
     """A text that goes well and then ill: the acceptance at the turn makes drafts long where nothing is accepted."""
-    from hypothesis import strategies as st
-
     def text(numbers: tuple[int, int]) -> Example:
         good, bad = numbers
         return {"accept": [True] * good + [False] * bad, "at": good}
@@ -80,8 +71,6 @@ def _rated() -> SearchStrategy[Example]:
 
 
 def _models() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     policies = _policies({}, tuple(OPTIONS))
     return st.tuples(pairs(), policies).map(lambda both: {**both[0], **both[1], "longest": min(both[1]["longest"], 3)}).map(_within)
 

@@ -22,10 +22,10 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import always, digits
 from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.theorem import Collected, Example, equal
+from sim.theorems.theorem import Collected, Example, drawn, equal, st
 
 if TYPE_CHECKING:
-    from hypothesis.strategies import DrawFn, SearchStrategy
+    from hypothesis.strategies import DrawFn
 
 _FORMS = (("per-beam", "sequential"), ("per-beam", "parallel"), ("per-beam", "batched"), ("exact", "batched"))
 
@@ -36,22 +36,17 @@ theorem = Collected("beam")
 # --- What they are tried on ---
 
 
-def _decodings(tokens: int = 0) -> SearchStrategy[Example]:
+@drawn
+def _decodings(draw: DrawFn, tokens: int = 0) -> Example:
     """With all of their luck given, or with a rate of it and at most so many tokens."""
-    from hypothesis import strategies as st
-
-    @st.composite
-    def decoding(draw: DrawFn) -> Example:
-        rule, arrangement = draw(st.sampled_from(_FORMS))
-        example: Example = {
-            "rule": rule, "arrangement": arrangement, "beams": draw(whole(1, 3)), "draft_length": draw(whole(0, 3)),
-            "cost_ratio": draw(whole(0, 4)) / 4, "link": draw(whole(0, 2)) / 4,
-        }  # fmt: skip
-        if tokens:
-            return example | {"tokens": draw(whole(1, tokens)), "rate": draw(rates())}
-        return example | {"accept": [bool(bit) for bit in digits(draw, draw(whole(1, 9)), 1)]}
-
-    return decoding()
+    rule, arrangement = draw(st.sampled_from(_FORMS))
+    example: Example = {
+        "rule": rule, "arrangement": arrangement, "beams": draw(whole(1, 3)), "draft_length": draw(whole(0, 3)),
+        "cost_ratio": draw(whole(0, 4)) / 4, "link": draw(whole(0, 2)) / 4,
+    }  # fmt: skip
+    if tokens:
+        return example | {"tokens": draw(whole(1, tokens)), "rate": draw(rates())}
+    return example | {"accept": [bool(bit) for bit in digits(draw, draw(whole(1, 9)), 1)]}
 
 
 @theorem("1", "Simulator and paths agree on every path, exactly, for both rules and all arrangements.", source="one algorithm",

@@ -31,7 +31,7 @@ from sim.theorems import pipelined_examples
 from sim.theorems.drafting_examples import PROMPT, accepted, digits, drafted, model, rounds
 from sim.theorems.output_law import law_of_text, likeliest_text
 from sim.theorems.pipelined_examples import CLOSE, rates, whole
-from sim.theorems.theorem import Collected, Example, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -43,52 +43,35 @@ theorem = Collected("bild")
 # --- What they are tried on ---
 
 
-def _forms(forms: tuple[str, ...]) -> SearchStrategy[Example]:
+@drawn
+def _forms(draw: DrawFn, forms: tuple[str, ...]) -> Example:
     """A variant of two models, or the early-exit form."""
-    from hypothesis import strategies as st
-
     quarters = whole(0, 6).map(lambda number: number / 4)
-
-    @st.composite
-    def form(draw: DrawFn) -> Example:
-        name = draw(st.sampled_from(forms))
-        early = name == "early"
-        return {
-            "variant": "paper" if early else name, "exit_layer": draw(whole(1, 3)) if early else None,
-            "placement": "together" if early else draw(st.sampled_from(PLACEMENTS)), "cost_ratio": draw(quarters),
-            "link": draw(whole(0, 2)) / 4, "maximum_draft": draw(whole(1, 4)), "head": draw(whole(0, 2)),
-        }  # fmt: skip
-
-    return form()
+    name = draw(st.sampled_from(forms))
+    early = name == "early"
+    return {
+        "variant": "paper" if early else name, "exit_layer": draw(whole(1, 3)) if early else None,
+        "placement": "together" if early else draw(st.sampled_from(PLACEMENTS)), "cost_ratio": draw(quarters),
+        "link": draw(whole(0, 2)) / 4, "maximum_draft": draw(whole(1, 4)), "head": draw(whole(0, 2)),
+    }  # fmt: skip
 
 
-def _decodings(forms: tuple[str, ...] = ("paper", "code", "early"), curve: bool = False, **more: Any) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def decoding(draw: DrawFn) -> Example:
-        example = {"decisions": digits(draw, draw(whole(1, 8)), 2), **draw(_forms(forms))}
-        if curve and draw(st.booleans()):
-            example["verify_cost"] = digits(draw, 4, 3)
-        return example | {name: draw(strategy) for name, strategy in more.items()}
-
-    return decoding()
+@drawn
+def _decodings(draw: DrawFn, /, forms: tuple[str, ...] = ("paper", "code", "early"), curve: bool = False, **more: Any) -> Example:
+    example = {"decisions": digits(draw, draw(whole(1, 8)), 2), **draw(_forms(forms))}
+    if curve and draw(st.booleans()):
+        example["verify_cost"] = digits(draw, 4, 3)
+    return example | {name: draw(strategy) for name, strategy in more.items()}
 
 
-def _rated(tokens: int, forms: tuple[str, ...] = ("paper", "code"), most: int = 3) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
+@drawn
+def _rated(draw: DrawFn, tokens: int, forms: tuple[str, ...] = ("paper", "code"), most: int = 3) -> Example:
 
-    @st.composite
-    def rated(draw: DrawFn) -> Example:
-        example = {**draw(_forms(forms)), "fallback_rate": draw(rates()), "rollback_rate": draw(rates())}
-        return example | {"maximum_draft": draw(whole(1, most)), "tokens": draw(whole(1, tokens))}
-
-    return rated()
+    example = {**draw(_forms(forms)), "fallback_rate": draw(rates()), "rollback_rate": draw(rates())}
+    return example | {"maximum_draft": draw(whole(1, most)), "tokens": draw(whole(1, tokens))}
 
 
 def _intensities(variant: str) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     some = whole(1, 20).map(lambda twentieths: twentieths / 20)
     return st.fixed_dictionaries({
         "fallback_rate": rates(), "rollback_rate": rates(), "maximum_draft": whole(1, 20), "operations_ratio": some,
@@ -96,37 +79,26 @@ def _intensities(variant: str) -> SearchStrategy[Example]:
     })  # fmt: skip
 
 
-def _records(**more: Any) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
+@drawn
+def _records(draw: DrawFn, /, **more: Any) -> Example:
 
-    @st.composite
-    def records(draw: DrawFn) -> Example:
-        tokens = draw(whole(1, 8))
-        example = {**draw(_forms(("paper",))), "distances": digits(draw, tokens, 7), "confidences": digits(draw, tokens, 8)}
-        return example | {name: draw(strategy) for name, strategy in more.items()}
-
-    return records()
+    tokens = draw(whole(1, 8))
+    example = {**draw(_forms(("paper",))), "distances": digits(draw, tokens, 7), "confidences": digits(draw, tokens, 8)}
+    return example | {name: draw(strategy) for name, strategy in more.items()}
 
 
-def _models() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def models(draw: DrawFn) -> Example:
-        words = draw(whole(2, 3))
-        example: Example = {role: [digits(draw, words, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
-                            for role in ("target", "draft")}  # fmt: skip
-        return example | {
-            "maximum_draft": draw(whole(1, 4)), "variant": draw(st.sampled_from(bild.VARIANTS)), "tokens": draw(whole(1, 7)),
-            "fallback_threshold": draw(rates()), "rollback_threshold": draw(whole(0, 8)) / 4,
-        }  # fmt: skip
-
-    return models()
+@drawn
+def _models(draw: DrawFn) -> Example:
+    words = draw(whole(2, 3))
+    example: Example = {role: [digits(draw, words, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
+                        for role in ("target", "draft")}  # fmt: skip
+    return example | {
+        "maximum_draft": draw(whole(1, 4)), "variant": draw(st.sampled_from(bild.VARIANTS)), "tokens": draw(whole(1, 7)),
+        "fallback_threshold": draw(rates()), "rollback_threshold": draw(whole(0, 8)) / 4,
+    }  # fmt: skip
 
 
 def _thresholds(most: int) -> SearchStrategy[list[int]]:
-    from hypothesis import strategies as st
-
     return st.lists(whole(0, most), min_size=2, max_size=2)
 
 

@@ -24,7 +24,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import digits
 from sim.theorems.pipelined_examples import CLOSE, in_quarters, quarters, whole
-from sim.theorems.theorem import Collected, Example, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -36,23 +36,18 @@ theorem = Collected("early_exit")
 # --- What they are tried on ---
 
 
-def _exits(texts: int = 3, *, ragged: bool = False, alike: bool = False, **more: Any) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def exits(draw: DrawFn) -> Example:
-        layers, tokens, count = draw(whole(1, 5)), draw(whole(1, 5)), draw(whole(1, texts))
-        rows = [[1 + deep for deep in digits(draw, tokens, layers - 1)] for _ in range(1 if alike else count)]
-        fill = draw(st.sampled_from(early_exit.FILLS))
-        batch = 1 if fill == "backfill" else draw(whole(1, 3)) if ragged else count
-        lengths = [tokens, *(1 + place for place in digits(draw, draw(whole(0, 3)), tokens - 1))]
-        example = {
-            "layers": layers, "depths": rows, "measure": draw(st.sampled_from(formulas.MEASURES)), "first_check": draw(whole(1, 3)),
-            "fill": fill, "batch": batch, "lengths": lengths if ragged or fill == "backfill" else None, "cost": draw(quarters()),
-        }  # fmt: skip
-        return example | {name: draw(strategy) for name, strategy in more.items()}
-
-    return exits()
+@drawn
+def _exits(draw: DrawFn, /, texts: int = 3, *, ragged: bool = False, alike: bool = False, **more: Any) -> Example:
+    layers, tokens, count = draw(whole(1, 5)), draw(whole(1, 5)), draw(whole(1, texts))
+    rows = [[1 + deep for deep in digits(draw, tokens, layers - 1)] for _ in range(1 if alike else count)]
+    fill = draw(st.sampled_from(early_exit.FILLS))
+    batch = 1 if fill == "backfill" else draw(whole(1, 3)) if ragged else count
+    lengths = [tokens, *(1 + place for place in digits(draw, draw(whole(0, 3)), tokens - 1))]
+    example = {
+        "layers": layers, "depths": rows, "measure": draw(st.sampled_from(formulas.MEASURES)), "first_check": draw(whole(1, 3)),
+        "fill": fill, "batch": batch, "lengths": lengths if ragged or fill == "backfill" else None, "cost": draw(quarters()),
+    }  # fmt: skip
+    return example | {name: draw(strategy) for name, strategy in more.items()}
 
 
 def _one_batch(**more: Any) -> SearchStrategy[Example]:
@@ -60,33 +55,24 @@ def _one_batch(**more: Any) -> SearchStrategy[Example]:
     return _exits(**more).map(lambda x: {**x, "fill": "propagate", "batch": len(x["depths"]), "lengths": None})
 
 
-def _hazards() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def hazards(draw: DrawFn) -> Example:
-        layers = draw(whole(1, 3))
-        fill, first = draw(st.sampled_from(early_exit.FILLS)), draw(whole(1, layers))
-        chances = [0 if layer + 1 < first else draw(whole(0, 20)) for layer in range(layers - 1)]
-        return {
-            "layers": layers, "hazards": chances, "tokens": draw(whole(1, 3)), "measure": draw(st.sampled_from(formulas.MEASURES)),
-            "first_check": first, "fill": fill, "batch": 1 if fill == "backfill" else draw(whole(1, 2)), "cost": draw(quarters()),
-        }  # fmt: skip
-
-    return hazards()
+@drawn
+def _hazards(draw: DrawFn) -> Example:
+    layers = draw(whole(1, 3))
+    fill, first = draw(st.sampled_from(early_exit.FILLS)), draw(whole(1, layers))
+    chances = [0 if layer + 1 < first else draw(whole(0, 20)) for layer in range(layers - 1)]
+    return {
+        "layers": layers, "hazards": chances, "tokens": draw(whole(1, 3)), "measure": draw(st.sampled_from(formulas.MEASURES)),
+        "first_check": first, "fill": fill, "batch": 1 if fill == "backfill" else draw(whole(1, 2)), "cost": draw(quarters()),
+    }  # fmt: skip
 
 
 def _thresholds() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     return st.fixed_dictionaries({
         "threshold": whole(0, 20), "longest": whole(1, 12), "temperature": whole(0, 40), "form": st.sampled_from(formulas.FORMS),
     })  # fmt: skip
 
 
 def _confidences() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     rows = st.lists(st.lists(whole(0, 8), min_size=4, max_size=4), min_size=1, max_size=4)
     return st.fixed_dictionaries({"confidences": rows, "thresholds": st.lists(whole(0, 8), min_size=2, max_size=2)})
 

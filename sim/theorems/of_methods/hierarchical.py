@@ -28,7 +28,7 @@ from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import PROMPT, accepted, always, digits, model, rounds
 from sim.theorems.output_law import Texts, distance, law_of_text, likeliest_text, own_law
 from sim.theorems.pipelined_examples import CLOSE, chances, paths, rates, survivors, whole
-from sim.theorems.theorem import Collected, Example, equal
+from sim.theorems.theorem import Collected, Example, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -43,8 +43,6 @@ theorem = Collected("hierarchical")
 
 
 def _shapes(most: int = 4, readings: tuple[str, ...] = READINGS) -> dict[str, SearchStrategy[Any]]:
-    from hypothesis import strategies as st
-
     quarters = whole(0, 4).map(lambda number: number / 4)
     return {
         "reading": st.sampled_from(readings), "draft_length": whole(1, most), "inner_draft_length": whole(0, 3),
@@ -52,37 +50,25 @@ def _shapes(most: int = 4, readings: tuple[str, ...] = READINGS) -> dict[str, Se
     }  # fmt: skip
 
 
-def _decodings() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def decoding(draw: DrawFn) -> Example:
-        tokens = draw(whole(1, 9))
-        example: Example = {name: [bool(bit) for bit in digits(draw, tokens, 1)] for name in _RATES}
-        example |= {"placement": draw(st.sampled_from(("together", "apart"))), "link": draw(whole(0, 2)) / 4}
-        return example | {name: draw(strategy) for name, strategy in _shapes().items()}
-
-    return decoding()
+@drawn
+def _decodings(draw: DrawFn) -> Example:
+    tokens = draw(whole(1, 9))
+    example: Example = {name: [bool(bit) for bit in digits(draw, tokens, 1)] for name in _RATES}
+    example |= {"placement": draw(st.sampled_from(("together", "apart"))), "link": draw(whole(0, 2)) / 4}
+    return example | {name: draw(strategy) for name, strategy in _shapes().items()}
 
 
 def _rated(most: int = 2, tokens: int = 0) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     more = {"tokens": whole(1, tokens)} if tokens else {}
     return st.fixed_dictionaries({**_shapes(most), "accept": rates(), "medium_accept": rates(), **more})
 
 
-def _models(readings: tuple[str, ...], sampled: bool) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def models(draw: DrawFn) -> Example:
-        example: Example = {role: [digits(draw, 2, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
-                            for role in ("target", "medium", "draft")}  # fmt: skip
-        example |= {name: draw(strategy) for name, strategy in _shapes(2, readings).items()}
-        return example | {"tokens": draw(whole(1, 3)), "sampled": sampled}
-
-    return models()
+@drawn
+def _models(draw: DrawFn, readings: tuple[str, ...], sampled: bool) -> Example:
+    example: Example = {role: [digits(draw, 2, 3, least=1) for _ in range(draw(st.sampled_from((1, 3))))]
+                        for role in ("target", "medium", "draft")}  # fmt: skip
+    example |= {name: draw(strategy) for name, strategy in _shapes(2, readings).items()}
+    return example | {"tokens": draw(whole(1, 3)), "sampled": sampled}
 
 
 # --- 16: what a decoding takes ---

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from model.methods.pearl import theory as pearl
 from model.methods.speculative import theory as speculative
 from sim.theorems.pipelined_examples import CLOSE, rates, whole
-from sim.theorems.theorem import Example, Theorem, at_most, equal
+from sim.theorems.theorem import Example, Theorem, at_most, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -46,8 +46,6 @@ def pearl_beats_drafting(x: Example) -> None:
 
 
 def _pearls() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     quarters = whole(0, 8).map(lambda number: number / 4)
     return st.fixed_dictionaries({"acceptance_rate": rates(), "draft_length": whole(1, 8), "cost_ratio": quarters})
 

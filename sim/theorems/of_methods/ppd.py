@@ -30,7 +30,7 @@ from sim.theorems.pipelined_examples import (
     simulate_all,
     whole,
 )
-from sim.theorems.theorem import Collected, Example, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -45,8 +45,6 @@ _PROOF = "proof of Theorem 4.1 of [Yang2024]"
 
 
 def _reordered() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     some = st.lists(st.booleans(), min_size=2, max_size=6)
     orders = some.flatmap(lambda given: st.tuples(st.just([*given, True]), st.permutations(given)))
     return st.tuples(decodings(("flat",), half="below", tokens=1, many=1), orders).map(

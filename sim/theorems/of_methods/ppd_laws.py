@@ -41,7 +41,7 @@ from sim.theorems.pipelined_examples import (
     simulate_all,
     whole,
 )
-from sim.theorems.theorem import Collected, Example, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -55,17 +55,12 @@ _PROOF = "proof of Theorem 4.1 of [Yang2024]"
 # --- What they are tried on ---
 
 
-def _upper_half(**fields: SearchStrategy[Any]) -> SearchStrategy[Example]:
+@drawn
+def _upper_half(draw: DrawFn, /, **fields: SearchStrategy[Any]) -> Example:
     """Depths of any model of today, with exit layers in the upper half."""
-    from hypothesis import strategies as st
-
-    @st.composite
-    def depths(draw: DrawFn) -> Example:
-        layers = draw(st.integers(1, 128))
-        example = {"layers": layers, "exit_layer": draw(st.integers(-(-layers // 2), layers)), "match_rate": draw(rates())}
-        return example | {name: draw(strategy) for name, strategy in fields.items()}
-
-    return depths()
+    layers = draw(st.integers(1, 128))
+    example = {"layers": layers, "exit_layer": draw(st.integers(-(-layers // 2), layers)), "match_rate": draw(rates())}
+    return example | {name: draw(strategy) for name, strategy in fields.items()}
 
 
 def _matches(most: int) -> SearchStrategy[list[bool]]:
@@ -74,23 +69,17 @@ def _matches(most: int) -> SearchStrategy[list[bool]]:
 
 
 def _laws_of_counts() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     return st.fixed_dictionaries({"positions": st.integers(0, 7), "law": laws(7)})
 
 
 def _with_overheads(kind: str) -> SearchStrategy[Example]:
     """Decodings in the upper half with every overhead named, and one of them to raise."""
-    from hypothesis import strategies as st
-
     return decodings(
         UPPER_HALF, cost=overheads(kind), name=st.sampled_from(OVERHEADS), more=st.integers(1, 4)
     )
 
 
 def _by_position() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     return st.fixed_dictionaries({"match_rates": st.lists(rates(), min_size=7, max_size=7)})
 
 

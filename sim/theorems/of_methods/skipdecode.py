@@ -24,7 +24,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import digits
 from sim.theorems.pipelined_examples import CLOSE, in_quarters, quarters, whole
-from sim.theorems.theorem import Collected, Example, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -38,35 +38,26 @@ theorem = Collected("skipdecode")
 # --- What they are tried on ---
 
 
-def _skips(texts: int = 4, **more: Any) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def skips(draw: DrawFn) -> Example:
-        layers, room = draw(whole(1, 8)), draw(whole(1, 6))
-        most = draw(whole(1, layers))
-        least = draw(whole(1, most))
-        lengths = [1 + place for place in digits(draw, draw(whole(1, texts)), room - 1)]
-        example = {
-            "layers": layers, "min_layers": least, "max_layers": most, "warm_up": draw(whole(0, least)), "room": room,
-            "rounding": draw(st.sampled_from([*formulas.ROUNDINGS])), "power": draw(st.sampled_from((1.0, 0.5, 2.0))),
-            "batch": draw(whole(1, 3)), "lengths": lengths, "cost": draw(quarters()),
-        }  # fmt: skip
-        return example | {name: draw(strategy) for name, strategy in more.items()}
-
-    return skips()
+@drawn
+def _skips(draw: DrawFn, /, texts: int = 4, **more: Any) -> Example:
+    layers, room = draw(whole(1, 8)), draw(whole(1, 6))
+    most = draw(whole(1, layers))
+    least = draw(whole(1, most))
+    lengths = [1 + place for place in digits(draw, draw(whole(1, texts)), room - 1)]
+    example = {
+        "layers": layers, "min_layers": least, "max_layers": most, "warm_up": draw(whole(0, least)), "room": room,
+        "rounding": draw(st.sampled_from([*formulas.ROUNDINGS])), "power": draw(st.sampled_from((1.0, 0.5, 2.0))),
+        "batch": draw(whole(1, 3)), "lengths": lengths, "cost": draw(quarters()),
+    }  # fmt: skip
+    return example | {name: draw(strategy) for name, strategy in more.items()}
 
 
-def _rising() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
+@drawn
+def _rising(draw: DrawFn) -> Example:
 
-    @st.composite
-    def rising(draw: DrawFn) -> Example:
-        layers = draw(whole(2, 8))
-        budgets = [draw(whole(1, layers)), draw(whole(1, layers))]
-        return {"layers": layers, "budgets": budgets, "warm_up": draw(whole(0, 2)), "room": 3}
-
-    return rising()
+    layers = draw(whole(2, 8))
+    budgets = [draw(whole(1, layers)), draw(whole(1, layers))]
+    return {"layers": layers, "budgets": budgets, "warm_up": draw(whole(0, 2)), "room": 3}
 
 
 def _uneven() -> SearchStrategy[Example]:
@@ -75,8 +66,6 @@ def _uneven() -> SearchStrategy[Example]:
 
 
 def _several(count: int, least: int, most: int) -> SearchStrategy[list[int]]:
-    from hypothesis import strategies as st
-
     return st.lists(whole(least, most), min_size=count, max_size=count)
 
 

@@ -12,7 +12,7 @@ arXiv:2211.17192.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from model.methods.speculative import dependent_acceptance as laws
 from model.methods.speculative import theory as formulas
 from sim.theorems.drafting_examples import accepted, all_runs, drafted, drafting, few, law_of, mean, rounds, starts, walked
 from sim.theorems.pipelined_examples import CLOSE, choice, cost, counted, play, rates, size, survivors, whole
-from sim.theorems.theorem import Collected, Example, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -41,8 +41,6 @@ _EQ_1 = "[Leviathan2023], Eq. 1"
 
 
 def _points(**fields: SearchStrategy[Any]) -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     given = {"tokens": whole(1, 40), "draft_length": whole(0, 8), "acceptance_rate": rates(), "cost_ratio": rates()}
     return st.fixed_dictionaries(given | fields)
 
@@ -53,41 +51,29 @@ def _uncertain() -> SearchStrategy[Example]:
 
 def _priced() -> SearchStrategy[Example]:
     """Points with a best draft length in sight: a draft costs something, and at most what a pass of the target does."""
-    from hypothesis import strategies as st
-
     costs = st.integers(1, 24).map(lambda twentieths: twentieths / 20)
     return st.fixed_dictionaries({"acceptance_rate": rates().filter(lambda rate: rate < 1), "cost_ratio": costs})
 
 
 def _curves() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     steps = st.lists(st.integers(0, 4), max_size=6)
     return st.fixed_dictionaries({"acceptance_rate": rates(), "cost_ratio": rates(), "steps": steps})
 
 
 def _mixtures() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     weights = st.lists(st.integers(0, 3), min_size=1, max_size=4).filter(any)
     return st.fixed_dictionaries({"weights": weights, "law": st.fixed_dictionaries({"match_rate": rates()})})
 
 
 def _rates_by_place() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     return st.fixed_dictionaries({"acceptance_rates": st.lists(rates(), min_size=1, max_size=3)})
 
 
 def _betas() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     return st.fixed_dictionaries({"a": whole(1, 9), "b": whole(1, 9), "draft_length": whole(0, 3)})
 
 
 def _chains() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     return st.fixed_dictionaries(
         {
             "draft_length": whole(0, 3),
@@ -547,7 +533,7 @@ def _chained_rounds(tokens: int, gamma: int, p: float, rho: float, *, every: boo
     return [row[1] for row in found]
 
 
-def _ends(values: Any) -> tuple[int, int]:
+def _ends(values: Iterable[int]) -> tuple[int, int]:
     found = list(values)
     return min(found), max(found)
 
@@ -561,7 +547,7 @@ def _rounds(tokens: int, alpha: Fraction, gamma: int) -> list[Fraction]:
     return found
 
 
-def _speeds(alpha: float, c: float) -> Any:
+def _speeds(alpha: float, c: float) -> formulas.Floats:
     return formulas.speedup(alpha, np.arange(_LONGEST), c)
 
 

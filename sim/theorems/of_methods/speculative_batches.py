@@ -31,7 +31,7 @@ from sim.engine.events import Run, simulate
 from sim.theorems import pipelined_examples
 from sim.theorems.drafting_examples import digits, drafting
 from sim.theorems.pipelined_examples import CLOSE, survivors, whole
-from sim.theorems.theorem import Collected, Example, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -45,28 +45,21 @@ theorem = Collected("speculative")
 # --- What they are tried on ---
 
 
-def _texts(costs: str = "whole", narrow: bool = False) -> SearchStrategy[Example]:
+@drawn
+def _texts(draw: DrawFn, costs: str = "whole", narrow: bool = False) -> Example:
     """Batches of a few texts; `narrow`, a pass costs the same however wide."""
-    from hypothesis import strategies as st
-
-    @st.composite
-    def texts(draw: DrawFn) -> Example:
-        x = draw(drafting(tokens=1, most=_MOST, costs=costs))
-        if "cost" in x and "verify_cost" in x["cost"]:
-            del x["cost"]["verify_cost"]
-        x["texts"] = [digits(draw, draw(st.integers(1, 5)), _MOST) for _ in range(draw(st.integers(1, 3)))]
-        x["batch"] = draw(st.integers(1, 3))
-        if not narrow and draw(st.booleans()):
-            times = itertools.accumulate(digits(draw, 3 * (_MOST + 1) - 1, 4), initial=4)
-            x["cost"] = x.get("cost", {}) | {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)]}
-        return {name: value for name, value in x.items() if name not in ("accept", "survive")}
-
-    return texts()
+    x = draw(drafting(tokens=1, most=_MOST, costs=costs))
+    if "cost" in x and "verify_cost" in x["cost"]:
+        del x["cost"]["verify_cost"]
+    x["texts"] = [digits(draw, draw(st.integers(1, 5)), _MOST) for _ in range(draw(st.integers(1, 3)))]
+    x["batch"] = draw(st.integers(1, 3))
+    if not narrow and draw(st.booleans()):
+        times = itertools.accumulate(digits(draw, 3 * (_MOST + 1) - 1, 4), initial=4)
+        x["cost"] = x.get("cost", {}) | {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)]}
+    return {name: value for name, value in x.items() if name not in ("accept", "survive")}
 
 
 def _luck() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     lengths = st.lists(whole(1, 3), min_size=2, max_size=3)
     return st.fixed_dictionaries({
         "draft_length": whole(0, 2), "batch": whole(1, 3), "lengths": lengths, "rate": whole(0, 20),
@@ -74,37 +67,27 @@ def _luck() -> SearchStrategy[Example]:
     })  # fmt: skip
 
 
-def _full() -> SearchStrategy[Example]:
+@drawn
+def _full(draw: DrawFn) -> Example:
     """A sequence of a full batch of two or three, by its rate."""
-    from hypothesis import strategies as st
-
-    @st.composite
-    def full(draw: DrawFn) -> Example:
-        times = itertools.accumulate(digits(draw, 3 * (_MOST + 1) - 1, 4), initial=4)
-        cost = {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)], "cost_ratio": draw(whole(0, 4)) / 4}
-        return {
-            "draft_length": draw(whole(0, _MOST)), "batch": draw(whole(2, 3)), "tokens": draw(whole(1, 6)),
-            "rate": draw(whole(0, 20)), "placement": draw(st.sampled_from(PLACEMENTS)),
-            "cost": cost | {"link": draw(whole(0, 2))},
-        }  # fmt: skip
-
-    return full()
+    times = itertools.accumulate(digits(draw, 3 * (_MOST + 1) - 1, 4), initial=4)
+    cost = {"verify_cost": [[width, time] for width, time in enumerate(times, start=1)], "cost_ratio": draw(whole(0, 4)) / 4}
+    return {
+        "draft_length": draw(whole(0, _MOST)), "batch": draw(whole(2, 3)), "tokens": draw(whole(1, 6)),
+        "rate": draw(whole(0, 20)), "placement": draw(st.sampled_from(PLACEMENTS)),
+        "cost": cost | {"link": draw(whole(0, 2))},
+    }  # fmt: skip
 
 
-def _against_static() -> SearchStrategy[Example]:
+@drawn
+def _against_static(draw: DrawFn) -> Example:
     """Texts of one static batch; the time of a pass that does not hang on its sequences, and that of each."""
-    from hypothesis import strategies as st
-
-    @st.composite
-    def pair(draw: DrawFn) -> Example:
-        most = draw(st.integers(1, 5))
-        texts = [[draw(whole(0, _MOST)) for _ in range(most)] for _ in range(draw(st.integers(1, 3)))]
-        return {
-            "texts": texts, "batch": len(texts), "draft_length": draw(whole(0, _MOST)), "fixed": draw(whole(1, 4)),
-            "each": draw(whole(0, 3)),
-        }  # fmt: skip
-
-    return pair()
+    most = draw(st.integers(1, 5))
+    texts = [[draw(whole(0, _MOST)) for _ in range(most)] for _ in range(draw(st.integers(1, 3)))]
+    return {
+        "texts": texts, "batch": len(texts), "draft_length": draw(whole(0, _MOST)), "fixed": draw(whole(1, 4)),
+        "each": draw(whole(0, 3)),
+    }  # fmt: skip
 
 
 @theorem("32a", "Simulator and paths agree on every path, exactly, in batches of unequal texts.", source="one algorithm",

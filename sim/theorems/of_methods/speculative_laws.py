@@ -18,7 +18,7 @@ from model.steps import Read, Steps
 from sim.theorems.drafting_examples import PROMPT, accepted, decoder, drafted, few, mean, models, pairs, target_law, text_law
 from sim.theorems.output_law import Law, Texts, distance, endings, likeliest_text
 from sim.theorems.pipelined_examples import CLOSE, rates, whole
-from sim.theorems.theorem import Collected, Example, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -31,8 +31,6 @@ theorem = Collected("speculative")
 
 
 def _rates() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
     return st.fixed_dictionaries({"draft_length": whole(1, 8), "acceptance_rate": rates()})
 
 

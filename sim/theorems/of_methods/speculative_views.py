@@ -11,7 +11,7 @@ from model.outcomes.outcome_laws import Iid
 from sim.theorems import engine_invariants
 from sim.theorems.drafting_examples import digits, drafted, drafting, law_of, rounds, starts, survival, walked
 from sim.theorems.pipelined_examples import choice, cost, counted, laws, play, rates, rounding, size, whole
-from sim.theorems.theorem import Collected, Example, at_most, equal
+from sim.theorems.theorem import Collected, Example, at_most, drawn, equal, st
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -30,26 +30,19 @@ def _clusters() -> SearchStrategy[Example]:
     return drafting(luck="survive", costs="tenths", cluster=True)
 
 
-def _luck() -> SearchStrategy[Example]:
-    from hypothesis import strategies as st
-
-    @st.composite
-    def luck(draw: DrawFn) -> Example:
-        tokens = draw(whole(1, 40))
-        kind = draw(st.sampled_from(("survival", "law", "records")))
-        if kind == "records":
-            law = {"records": [digits(draw, tokens, _MOST) for _ in range(draw(whole(1, 2)))]}
-        else:
-            law = draw(laws(tokens) if kind == "law" else survival(_MOST))
-        return {"draft_length": draw(whole(0, _MOST)), "tokens": tokens, "seed": draw(whole(0, 2**32)), "law": law}
-
-    return luck()
+@drawn
+def _luck(draw: DrawFn) -> Example:
+    tokens = draw(whole(1, 40))
+    kind = draw(st.sampled_from(("survival", "law", "records")))
+    if kind == "records":
+        law = {"records": [digits(draw, tokens, _MOST) for _ in range(draw(whole(1, 2)))]}
+    else:
+        law = draw(laws(tokens) if kind == "law" else survival(_MOST))
+    return {"draft_length": draw(whole(0, _MOST)), "tokens": tokens, "seed": draw(whole(0, 2**32)), "law": law}
 
 
 def _rare_survivors() -> SearchStrategy[Example]:
     """A first draft that survives, and others some of which do: where a longer one ends then matters to the next."""
-    from hypothesis import strategies as st
-
     survive = st.lists(st.sampled_from((0, 2)), min_size=5, max_size=7).map(lambda rest: [3, *rest])
     return st.fixed_dictionaries({"draft_length": whole(1, 2), "survive": survive, "more": st.just(0)})
 

@@ -12,7 +12,7 @@ from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 
-from figures.common import naming, style, subject
+from figures.common import point_names, style, subject
 from model.base.checks import ParameterError
 from model.methods import registry
 
@@ -38,13 +38,13 @@ SAID: list[tuple[str, Any, str]] = [
 
 
 def test_every_column_that_has_words_is_here() -> None:
-    assert {name for name, *_ in SAID} == {*naming.WORDS, "outcomes.file"}
+    assert {name for name, *_ in SAID} == {*point_names.WORDS, "outcomes.file"}
 
 
 @pytest.mark.parametrize(("name", "value", "said"), SAID, ids=[name for name, *_ in SAID])
 def test_a_column_is_said_once_in_these_words(name: str, value: Any, said: str) -> None:
-    assert naming.words({name: value}, [name]) == [said]
-    assert naming.words({name: None}, [name]) == []
+    assert point_names.words({name: value}, [name]) == [said]
+    assert point_names.words({name: None}, [name]) == []
 
 
 @pytest.mark.parametrize(("row", "said"), [
@@ -53,7 +53,7 @@ def test_a_column_is_said_once_in_these_words(name: str, value: Any, said: str) 
     ({"sequences": 1, "batching": "static"}, []), ({"sequences": 2, "batching": "static"}, ["batch of 2", "static"]),
 ])  # fmt: skip
 def test_what_goes_without_saying_is_not_said(row: dict[str, Any], said: list[str]) -> None:
-    assert naming.words(row, [*row]) == said
+    assert point_names.words(row, [*row]) == said
 
 
 @pytest.mark.parametrize(("row", "said"), [
@@ -67,7 +67,7 @@ def test_what_goes_without_saying_is_not_said(row: dict[str, Any], said: list[st
     ({"method": "mine"}, "mine"),
 ])  # fmt: skip
 def test_methods_have_their_names(row: dict[str, Any], said: str) -> None:
-    assert naming.method(row) == said
+    assert point_names.method(row) == said
 
 
 def test_the_fewest_columns_that_tell_points_apart_are_taken_in_their_order() -> None:
@@ -75,25 +75,25 @@ def test_the_fewest_columns_that_tell_points_apart_are_taken_in_their_order() ->
         "point": [0, 1, 2, 3], "method": ["ppd", "ppd", "speculative", "speculative"], "candidates": [1, 3, None, None],
         "draft_length": [None, None, 4, 4], "tokens": [64, 64, 64, 64], "cost.device": ["a", "a", "a", "b"],
     })  # fmt: skip
-    assert naming.telling(rows) == ["candidates", "cost.device"]
-    assert naming.telling(rows, ["draft_length"]) == []
-    assert naming.telling(rows, ["cost.device"]) == ["cost.device"]
-    assert naming.telling(rows.drop("method"), ["draft_length"]) == ["draft_length"]
-    assert naming.names(rows) == {
+    assert point_names.telling(rows) == ["candidates", "cost.device"]
+    assert point_names.telling(rows, ["draft_length"]) == []
+    assert point_names.telling(rows, ["cost.device"]) == ["cost.device"]
+    assert point_names.telling(rows.drop("method"), ["draft_length"]) == ["draft_length"]
+    assert point_names.names(rows) == {
         0: "Predictive Pipelined Decoding, k = 1, a", 1: "Predictive Pipelined Decoding, k = 3, a", 2: "speculative decoding, a",
         3: "speculative decoding, b",
     }  # fmt: skip
-    assert naming.names(rows.head(2)) == {0: "k = 1", 1: "k = 3"}
-    assert naming.names(rows.head(1)) == {0: "Predictive Pipelined Decoding"}
-    assert naming.names(rows.head(1).drop("method")) == {0: "point 0"}
-    assert naming.common(rows) == ["64 tokens"]
-    assert naming.common(rows.head(2)) == ["Predictive Pipelined Decoding", "64 tokens"]
-    assert naming.common(rows.head(2), ["tokens", "cost.device"]) == ["Predictive Pipelined Decoding", "a", "64 tokens"]
+    assert point_names.names(rows.head(2)) == {0: "k = 1", 1: "k = 3"}
+    assert point_names.names(rows.head(1)) == {0: "Predictive Pipelined Decoding"}
+    assert point_names.names(rows.head(1).drop("method")) == {0: "point 0"}
+    assert point_names.common(rows) == ["64 tokens"]
+    assert point_names.common(rows.head(2)) == ["Predictive Pipelined Decoding", "64 tokens"]
+    assert point_names.common(rows.head(2), ["tokens", "cost.device"]) == ["Predictive Pipelined Decoding", "a", "64 tokens"]
 
 
 def test_of_several_rows_of_a_point_the_last_is_taken() -> None:
     rows = pl.DataFrame({"point": [0, 0, 1], "view": ["formula", "paths", "formula"]})
-    assert naming.once(rows)["view"].to_list() == ["paths", "formula"]
+    assert point_names.once(rows)["view"].to_list() == ["paths", "formula"]
 
 
 def test_what_is_told_stops_where_points_are_apart() -> None:
@@ -102,30 +102,34 @@ def test_what_is_told_stops_where_points_are_apart() -> None:
         "point": [0, 1], "method": "ppd", "note": ["x", "y"], "outcomes.file": ["a", "b"], "tokens": [8, 9],
         "match_rate": [0.1, 0.2],
     })  # fmt: skip
-    assert naming.telling(rows) == ["outcomes.file"]
-    assert naming.telling(rows.drop("outcomes.file")) == ["tokens"]
-    assert naming.telling(rows.with_columns(units=pl.col("tokens"))) == ["units"]
-    assert naming.telling(rows, ["match_rate", "tokens"]) == ["tokens"]
-    assert naming.telling(rows.select("point", "method", "note")) == []
-    assert naming.telling(rows.with_columns(method=pl.Series(["ppd", "beam"]))) == []
-    assert naming.names(rows.with_columns(method=pl.Series(["ppd", "beam"]))) == {
+    assert point_names.telling(rows) == ["outcomes.file"]
+    assert point_names.telling(rows.drop("outcomes.file")) == ["tokens"]
+    assert point_names.telling(rows.with_columns(units=pl.col("tokens"))) == ["units"]
+    assert point_names.telling(rows, ["match_rate", "tokens"]) == ["tokens"]
+    assert point_names.telling(rows.select("point", "method", "note")) == []
+    assert point_names.telling(rows.with_columns(method=pl.Series(["ppd", "beam"]))) == []
+    assert point_names.names(rows.with_columns(method=pl.Series(["ppd", "beam"]))) == {
         0: "Predictive Pipelined Decoding", 1: "beam search",
     }  # fmt: skip
-    assert naming.names(rows.drop("method", "outcomes.file")) == {0: "8 tokens", 1: "9 tokens"}
-    assert naming.common(rows.drop("point")) == ["Predictive Pipelined Decoding"]
+    assert point_names.names(rows.drop("method", "outcomes.file")) == {0: "8 tokens", 1: "9 tokens"}
+    assert point_names.common(rows.drop("point")) == ["Predictive Pipelined Decoding"]
     # What is said of all points at once: what a choice is named by, and the batch, the tokens and the costs.
     alike = pl.DataFrame([{"point": 0, "policy": "p", "candidates": 2, "match_rate": 0.5, "draft_length": 4, "acceptance_rate": 0.5,
                            "fallback_rate": 0.1, "rollback_rate": 0.2, "max_layers": 6, "min_layers": 5, "exit_layer": 4,
                            "variant": "v", "sequences": 8, "batching": "static", "tokens": 64, "cost_ratio": 0.1, "head": "own",
                            "layers": 9, "units": 3, "data_set": "d"}])  # fmt: skip
-    assert naming.common(alike) == [
+    assert point_names.common(alike) == [
         "p", "variant v", "k = 2", "γ = 4", "6 layers at first", "5 at last", "exit layer 4", "batch of 8", "static", "64 tokens",
         "p = 0.5", "α = 0.5", "f = 0.1", "r = 0.2", "c = 0.1",
     ]  # fmt: skip
-    assert naming.common(alike.clear(), []) == []
-    assert naming.words({"sequences": 1, "batching": "static", "units": 2}, ["units", "batching", "sequences"]) == ["2 units"]
-    assert naming.words({"a.b.c": 5, "sampled": False}, ["a.b.c", "sampled", "missing"]) == ["c = 5"]
-    assert naming.method({"method": "autoregressive", "ways": None, "tensor_parallel": 2}) == naming.SPLIT == "tensor parallelism"
+    assert point_names.common(alike.clear(), []) == []
+    assert point_names.words({"sequences": 1, "batching": "static", "units": 2}, ["units", "batching", "sequences"]) == ["2 units"]
+    assert point_names.words({"a.b.c": 5, "sampled": False}, ["a.b.c", "sampled", "missing"]) == ["c = 5"]
+    assert (
+        point_names.method({"method": "autoregressive", "ways": None, "tensor_parallel": 2})
+        == point_names.SPLIT
+        == "tensor parallelism"
+    )
 
 
 # --- What all figures share ------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
-from calibrate.decode import log_positions as logging
+from calibrate.decode import position_logging as logging
 from calibrate.decode import rate_tables
 from calibrate.interpreters.in_one_process import Luck, Real, Sampling
 from model.base.checks import ParameterError
@@ -46,7 +46,7 @@ PROMPTS = {number: [int(token) for token in np.random.default_rng(number).intege
 
 def kin(seed: int = 0) -> dict[str, Any]:
     """A target, and a draft that is the target's own first layers: right now and then."""
-    from calibrate.decoders.adapter import decoder_of
+    from calibrate.decoders.transformers_adapter import decoder_of
 
     decoders = real_models.decoders("llama", "draft", seed=seed)
     full, small = real_models.model("llama", LAYERS, seed), real_models.model("llama", DEPTHS["draft"], seed + 1000)
@@ -779,7 +779,7 @@ def test_the_greedy_token_ranks_first_where_others_tie_with_it() -> None:
     """A head of zeros: all logits are equal, and of equals the first counts as the largest, as argmax has it."""
     import copy
 
-    from calibrate.decoders.adapter import decoder_of
+    from calibrate.decoders.transformers_adapter import decoder_of
 
     full = copy.deepcopy(real_models.model("llama", LAYERS))
     full.lm_head.weight.data.zero_()
@@ -791,7 +791,7 @@ def test_a_drawn_token_ranks_behind_the_equals_before_it() -> None:
     """All logits are equal: a token has as many before it as its number says, at every layer and in every piece of positions."""
     import copy
 
-    from calibrate.decoders.adapter import decoder_of
+    from calibrate.decoders.transformers_adapter import decoder_of
 
     full = copy.deepcopy(real_models.model("llama", LAYERS))
     full.lm_head.weight.data.zero_()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from calibrate.decode import real_decoding
-from calibrate.decoders.adapter import Decoder
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.family import model_directory
 from calibrate.interpreters.in_one_process import Luck, Sampling, drawn
 from model.base import checks, json_and_parquet, strict_json

@@ -15,8 +15,8 @@ import torch
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
-from calibrate.family import align, make_model, model_directory, training, vocabulary
-from calibrate.family.align import AlignmentSettings
+from calibrate.family import align_draft, make_model, model_directory, training, vocabulary
+from calibrate.family.align_draft import AlignmentSettings
 from calibrate.family.model_directory import Loaded
 from calibrate.family.training import Size
 from model.base.checks import ParameterError
@@ -42,33 +42,33 @@ def target(folders: tuple[Path, Path]) -> Loaded:
 @pytest.fixture(scope="module")
 def aligned(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("aligned") / "new" / "deeper" / "aligned"  # made with all above it
-    align.align(model_directory.load(folders[0]), model_directory.load(folders[1]), family.text(), FEW, place)
+    align_draft.align(model_directory.load(folders[0]), model_directory.load(folders[1]), family.text(), FEW, place)
     return place
 
 
 def test_prompts_are_pieces_of_the_text_that_do_not_overlap() -> None:
     text = np.arange(1003)
-    found = align.prompts(text, 100, 10, 0)
+    found = align_draft.prompts(text, 100, 10, 0)
     assert (np.diff(found) == 1).all()
     assert np.unique(found).size == 1000
     assert found[:, 0].tolist() != sorted(found[:, 0])
-    assert np.array_equal(found[:30], align.prompts(text, 30, 10, 0))
+    assert np.array_equal(found[:30], align_draft.prompts(text, 30, 10, 0))
     with pytest.raises(ParameterError, match=r"prompts must be between 1 and the 100 pieces of 10 tokens .*, got 101"):
-        align.prompts(text, 101, 10, 0)
+        align_draft.prompts(text, 101, 10, 0)
 
 
 def test_no_prompt_to_learn_from_is_held_out_text(target: Loaded, folders: tuple[Path, Path], tmp_path: Path) -> None:
     seen: list[Any] = []
     modes: list[Any] = []
-    cut, draft = align.prompts, model_directory.load(folders[1])
+    cut, draft = align_draft.prompts, model_directory.load(folders[1])
     draft.model.register_forward_pre_hook(lambda module, _: modes.append((module.training, torch.is_grad_enabled())))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(align, "prompts", lambda tokens, *more: seen.append(tokens) or cut(tokens, *more))
+        patch.setattr(align_draft, "prompts", lambda tokens, *more: seen.append(tokens) or cut(tokens, *more))
         patch.setattr(training, "KEEP_EVERY", 0.0)
         told: list[Any] = []
         more = {"report": lambda *said: told.append(said)}
-        align.align(target, draft, family.text(), replace(FEW, epochs=0.4), tmp_path / "out", **more)
+        align_draft.align(target, draft, family.text(), replace(FEW, epochs=0.4), tmp_path / "out", **more)
     assert [each[:2] for each in told] == [(24, 24), (1, 2), (2, 2)]
     assert told[0][2] == "large writes"
     assert told[2][2].startswith("loss ")
@@ -82,7 +82,7 @@ def test_no_prompt_to_learn_from_is_held_out_text(target: Loaded, folders: tuple
 
 def test_what_is_written_is_what_the_library_would_write(target: Loaded) -> None:
     inputs = np.random.default_rng(0).integers(1, 300, (3, 6))
-    ours = align.outputs(target, inputs, 10)
+    ours = align_draft.outputs(target, inputs, 10)
     assert np.array_equal(ours[:, :6], inputs)
     theirs = target.model.generate(
         torch.from_numpy(inputs), attention_mask=torch.ones(3, 6, dtype=torch.long), do_sample=False, max_new_tokens=10,
@@ -93,28 +93,28 @@ def test_what_is_written_is_what_the_library_would_write(target: Loaded) -> None
 
 def test_texts_do_not_depend_on_how_many_are_written_at_once(target: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = np.random.default_rng(1).integers(1, 300, (5, 6))
-    together = align.outputs(target, inputs, 8)
-    monkeypatch.setattr(align, "AT_ONCE", 2)
-    assert np.array_equal(align.outputs(target, inputs, 8), together)
+    together = align_draft.outputs(target, inputs, 8)
+    monkeypatch.setattr(align_draft, "AT_ONCE", 2)
+    assert np.array_equal(align_draft.outputs(target, inputs, 8), together)
 
 
 def test_a_model_agrees_with_itself_and_chance_with_nobody(target: Loaded) -> None:
-    texts = align.outputs(target, align.prompts(target.tokens(family.text().held_out), 8, 8, 0), 16)
-    found = align.agreement(target, texts, 8)
+    texts = align_draft.outputs(target, align_draft.prompts(target.tokens(family.text().held_out), 8, 8, 0), 16)
+    found = align_draft.agreement(target, texts, 8)
     assert found["hits"].tolist() == found["positions"].tolist()
     texts[:, 8:] = (texts[:, 8:] + 1) % 299 + 1  # never the end, and never what it wrote but at the first
-    assert align.agreement(target, texts, 8)["hits"].sum() < found["hits"].sum() / 2
+    assert align_draft.agreement(target, texts, 8)["hits"].sum() < found["hits"].sum() / 2
 
 
 def test_behind_the_end_of_a_text_nothing_is_learnt_or_counted(target: Loaded) -> None:
     texts = np.array([[5, 0, 7, 8, 0, 9, 0], [5, 6, 7, 8, 9, 9, 9]])
-    ignored = align.IGNORED
-    assert align._labels(texts, 2, target).tolist() == [[7, 8, 0, ignored, ignored], [7, 8, 9, 9, 9]]
-    assert align.agreement(target, texts, 2)["positions"].tolist() == [3, 5]
+    ignored = align_draft.IGNORED
+    assert align_draft._labels(texts, 2, target).tolist() == [[7, 8, 0, ignored, ignored], [7, 8, 9, 9, 9]]
+    assert align_draft.agreement(target, texts, 2)["positions"].tolist() == [3, 5]
 
 
 def test_each_epoch_reads_every_text_once() -> None:
-    rows = [align._rows(step, FEW) for step in range(12)]
+    rows = [align_draft._rows(step, FEW) for step in range(12)]
     first, second = np.ravel(rows[:6]).tolist(), np.ravel(rows[6:]).tolist()
     assert sorted(first) == sorted(second) == list(range(24))
     assert first != second
@@ -124,7 +124,7 @@ def test_errors_are_over_texts() -> None:
     """Texts that agree wholly or not at all say as little as coins, one each, however long they are."""
     positions = np.full(100, 50)
     hits = np.where(np.arange(100) < 36, 50, 0)
-    found = align._compared({"hits": 0 * hits, "positions": positions}, {"hits": hits})
+    found = align_draft._compared({"hits": 0 * hits, "positions": positions}, {"hits": hits})
     assert (found["before"], found["after"], found["gain"]) == (0, 0.36, 0.36)
     assert found["after_error"] == pytest.approx(math.sqrt(0.36 * 0.64 / 100), abs=1e-5)
     assert (found["prompts"], found["positions"]) == (100, 5000)
@@ -139,7 +139,7 @@ def test_an_aligned_draft_agrees_more(folders: tuple[Path, Path], tmp_path: Path
                 parameter *= 3
     model_directory.save(loud, model_directory.load(folders[1]).tokenizer, {}, tmp_path / "loud")
     more = replace(FEW, prompts=128, held_out=24, epochs=5)
-    found = align.align(
+    found = align_draft.align(
         model_directory.load(tmp_path / "loud"), model_directory.load(folders[1]), family.text(), more, tmp_path / "out"
     )["agreement"]
     assert found["gain"] > 0.1 + 3 * found["gain_error"]
@@ -149,9 +149,9 @@ def test_the_log_of_an_alignment_is_what_the_saved_weights_do(aligned: Path, fol
     log = model_directory.log_of(aligned)
     found = log["agreement"]
     assert found["gain"] == pytest.approx(found["after"] - found["before"], abs=2e-5)
-    texts = align.outputs(target, align.prompts(target.tokens(family.text().held_out), 8, 8, 0), 16)
+    texts = align_draft.outputs(target, align_draft.prompts(target.tokens(family.text().held_out), 8, 8, 0), 16)
     for place, when in ((folders[1], "before"), (aligned, "after")):
-        counts = align.agreement(model_directory.load(place), texts, 8)
+        counts = align_draft.agreement(model_directory.load(place), texts, 8)
         assert counts["hits"].sum() / counts["positions"].sum() == pytest.approx(found[when], abs=1e-5)
     loss = training.loss_of(model_directory.load(aligned).model, target.tokens(family.text().held_out), FEW.length)
     assert loss == pytest.approx(log["held_out_loss"], abs=7e-6)
@@ -159,7 +159,7 @@ def test_the_log_of_an_alignment_is_what_the_saved_weights_do(aligned: Path, fol
     assert log["draft"]["checksum"] == model_directory.checksum(folders[1])
     assert log["role"] == "aligned"
     read, draft = family.text(), model_directory.load(folders[1])
-    inputs = align.prompts(target.tokens(read.training), 24, 8, 0)
+    inputs = align_draft.prompts(target.tokens(read.training), 24, 8, 0)
     whole = make_model.about(draft.model, "aligned", "") | {
         "schema": model_directory.SCHEMA, "settings": asdict(FEW),
         "target": {"name": "large", "checksum": model_directory.checksum(folders[0])},
@@ -168,11 +168,13 @@ def test_the_log_of_an_alignment_is_what_the_saved_weights_do(aligned: Path, fol
             ("tokens", read.training), ("held_out_tokens", read.held_out))},
         **make_model.worth(model_directory.load(aligned).model, target.tokens(read.held_out), FEW.length),
         "held_out_loss_before": round(training.loss_of(draft.model, target.tokens(read.held_out), FEW.length), 5),
-        "written_tokens": int((align._labels(align.outputs(target, inputs, 16), 8, draft) != align.IGNORED).sum()),
+        "written_tokens": int(
+            (align_draft._labels(align_draft.outputs(target, inputs, 16), 8, draft) != align_draft.IGNORED).sum()
+        ),
     }  # fmt: skip
     assert log == whole | {name: log[name] for name in ("agreement", "while_training", "seconds")}
-    assert log["agreement"] == align._compared(
-        *(align.agreement(each, texts, 8) for each in (draft, model_directory.load(aligned)))
+    assert log["agreement"] == align_draft._compared(
+        *(align_draft.agreement(each, texts, 8) for each in (draft, model_directory.load(aligned)))
     )
     assert log["while_training"]["held_out"] == []
     assert [step for step, _ in log["while_training"]["losses"]] == [12]
@@ -183,7 +185,7 @@ def test_the_log_of_an_alignment_is_what_the_saved_weights_do(aligned: Path, fol
 def test_only_what_was_written_is_learnt(folders: tuple[Path, Path], target: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of the loss by hand, on the written tokens alone."""
     draft = model_directory.load(folders[1])
-    texts = align.outputs(target, np.random.default_rng(2).integers(1, 300, (4, 8)), 16)
+    texts = align_draft.outputs(target, np.random.default_rng(2).integers(1, 300, (4, 8)), 16)
     seen: list[float] = []
 
     class StopError(Exception):
@@ -196,11 +198,13 @@ def test_only_what_was_written_is_learnt(folders: tuple[Path, Path], target: Loa
 
     monkeypatch.setattr(training, "TrainingJob", Once)
     with pytest.raises(StopError):
-        align._train(draft, texts, texts.ravel(), replace(FEW, prompts=4), Path("unused"), "", False, None)
-    labels = align._labels(texts, 8, draft)
+        align_draft._train(draft, texts, texts.ravel(), replace(FEW, prompts=4), Path("unused"), "", False, None)
+    labels = align_draft._labels(texts, 8, draft)
     with torch.no_grad():
         chances = draft.model(torch.from_numpy(texts)).logits.double().log_softmax(-1)
-    losses = [-float(chances[row, 7 + place, label]) for (row, place), label in np.ndenumerate(labels) if label != align.IGNORED]
+    losses = [
+        -float(chances[row, 7 + place, label]) for (row, place), label in np.ndenumerate(labels) if label != align_draft.IGNORED
+    ]
     assert seen == [pytest.approx(np.mean(losses), rel=1e-5)]
 
 
@@ -209,7 +213,7 @@ def test_alignment_that_was_broken_off_ends_with_the_same_draft(
     stop: int, aligned: Path, folders: tuple[Path, Path], target: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "KEEP_EVERY", 0.0)
-    monkeypatch.setattr(align, "AT_ONCE", 8)
+    monkeypatch.setattr(align_draft, "AT_ONCE", 8)
     calls: list[int] = []
 
     def pull(step: int, *_: object) -> None:
@@ -219,24 +223,24 @@ def test_alignment_that_was_broken_off_ends_with_the_same_draft(
 
     out = tmp_path / "aligned"
     with pytest.raises(KeyboardInterrupt):
-        align.align(target, model_directory.load(folders[1]), family.text(), FEW, out, report=pull)
+        align_draft.align(target, model_directory.load(folders[1]), family.text(), FEW, out, report=pull)
     assert not out.exists()
     if stop > 1:  # before the second group of texts nothing was kept
         with pytest.raises(ParameterError, match="is of an alignment that was broken off") as caught:
-            align.align(target, model_directory.load(folders[1]), family.text(), FEW, out)
+            align_draft.align(target, model_directory.load(folders[1]), family.text(), FEW, out)
         assert Path(str(caught.value).partition(" is of")[0]).is_file()  # it names what is there
         with pytest.raises(ParameterError, match="is of another alignment"):
-            align.align(target, model_directory.load(folders[1]), family.text(), replace(FEW, rate=1e-4), out, resume=True)
+            align_draft.align(target, model_directory.load(folders[1]), family.text(), replace(FEW, rate=1e-4), out, resume=True)
 
     def tidied(*_: object) -> None:
         """Somebody removes what was written while the draft is trained on it."""
         (tmp_path / "aligned.written").unlink(missing_ok=True)
 
     report = tidied if stop == 1 else None
-    align.align(target, model_directory.load(folders[1]), family.text(), FEW, out, resume=True, report=report)
+    align_draft.align(target, model_directory.load(folders[1]), family.text(), FEW, out, resume=True, report=report)
     assert model_directory.checksum(out) == model_directory.checksum(aligned)
     assert [each.name for each in tmp_path.iterdir()] == ["aligned"]
-    again = align.align(target, model_directory.load(folders[1]), family.text(), FEW, out, resume=True)
+    again = align_draft.align(target, model_directory.load(folders[1]), family.text(), FEW, out, resume=True)
     assert again == model_directory.log_of(out)
 
 
@@ -248,7 +252,7 @@ def test_texts_that_were_kept_are_of_this_alignment_and_whole(tmp_path: Path) ->
 
     def kept(texts: Any, settings: str = "these", name: str = "texts") -> Any:
         save_file({name: np.asarray(texts)}, path, {"settings": settings})
-        return align.kept_texts(path, "these", count=2, length=3, vocabulary=9)
+        return align_draft.kept_texts(path, "these", count=2, length=3, vocabulary=9)
 
     assert kept([[0, 8, 1], [2, 3, 4]]).tolist() == [[0, 8, 1], [2, 3, 4]]
     assert kept([[0, 8, 1]]).tolist() == [[0, 8, 1]]
@@ -265,26 +269,26 @@ def test_texts_that_were_kept_are_of_this_alignment_and_whole(tmp_path: Path) ->
     path.unlink()
     path.mkdir()
     with pytest.raises(ParameterError, match=r"^texts is a folder, and must be a file$"):
-        align.kept_texts(path, "these", count=2, length=3, vocabulary=9)
+        align_draft.kept_texts(path, "these", count=2, length=3, vocabulary=9)
 
 
 def test_the_texts_of_an_update_follow_from_the_seed_alone() -> None:
     """The order 0 of a seed chose the prompts; each epoch reads the texts in the next."""
     settings = replace(FEW, prompts=6, batch=4, seed=3)
-    read = [number for step in range(3) for number in align._rows(step, settings)]
+    read = [number for step in range(3) for number in align_draft._rows(step, settings)]
     assert read == [int(each) for epoch in (1, 2) for each in training.order_of(3, epoch, 6, 0)[0]]
 
 
 def test_agreements_are_compared_token_by_token_and_their_errors_text_by_text() -> None:
     """Of texts of 4, 4 and 2 tokens 2, 1 and 0 before and 3, 4 and 2 after: of ten tokens 3, 9 and 6 more."""
     positions = np.array([4, 4, 2])
-    found = align._compared({"hits": np.array([2, 1, 0]), "positions": positions}, {"hits": np.array([3, 4, 2])})
+    found = align_draft._compared({"hits": np.array([2, 1, 0]), "positions": positions}, {"hits": np.array([3, 4, 2])})
     assert found == {
         "prompts": 3, "positions": 10, "before": 0.3, "before_error": round(math.sqrt(0.8**2 + 0.2**2 + 0.6**2) / 10, 5),
         "after": 0.9, "after_error": round(math.sqrt(0.6**2 + 0.4**2 + 0.2**2) / 10, 5),
         "gain": 0.6, "gain_error": round(math.sqrt(1.4**2 + 0.6**2 + 0.8**2) / 10, 5),
     }  # fmt: skip
-    one = align._compared({"hits": np.array([1]), "positions": np.array([3])}, {"hits": np.array([2])})
+    one = align_draft._compared({"hits": np.array([1]), "positions": np.array([3])}, {"hits": np.array([2])})
     assert (one["before"], one["gain"]) == (0.33333, 0.33333)
     assert all(math.isnan(one[f"{name}_error"]) for name in ("before", "after", "gain"))
 
@@ -298,17 +302,17 @@ def test_models_with_other_tokens_are_refused(target: Loaded, folders: tuple[Pat
     shuffled = replace(read, training=dict(list(read.training.items())[2:]))
     vocabulary.wrapped(vocabulary.learnt(shuffled, 300), 32).save_pretrained(other)
     with pytest.raises(ParameterError, match=r"models large and other must have the same tokenizer: '.*' is .* and .*; take two"):
-        align.align(target, model_directory.load(other), read, FEW, tmp_path / "out")
+        align_draft.align(target, model_directory.load(other), read, FEW, tmp_path / "out")
     wider = make_model.begun(family.TINY, 320, family.RECIPE)
     model_directory.save(wider, target.tokenizer, {}, tmp_path / "wider")
     with pytest.raises(ParameterError, match="vocabularies are of 300 and 320 tokens"):
-        align.align(target, model_directory.load(tmp_path / "wider"), read, FEW, tmp_path / "out")
+        align_draft.align(target, model_directory.load(tmp_path / "wider"), read, FEW, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_texts_longer_than_the_models_are_refused(target: Loaded, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"prompt \+ tokens must be at most the 32 positions of model large, got 8 \+ 25"):
-        align.align(target, target, family.text(), replace(FEW, tokens=25), tmp_path / "out")
+        align_draft.align(target, target, family.text(), replace(FEW, tokens=25), tmp_path / "out")
 
 
 def test_align_is_a_command(folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from calibrate.family import make_model, model_directory, training
 from calibrate.family.corpus import Corpus
 from calibrate.family.model_directory import Loaded
 from calibrate.family.training import Recipe, Report
-from model.base import checks, strict_json
+from model.base import checks, strict_json, whole_files
 from model.base.bounded_files import check_regular
 from model.base.checks import ParameterError
 
@@ -201,7 +201,7 @@ def _written(target: Loaded, inputs: Tokens, tokens: int, kept: Path, settings: 
         if report is not None:
             report(len(texts), len(inputs), f"{target.name} writes")
         if len(texts) == len(inputs) or time.perf_counter() - last > training.KEEP_EVERY:
-            with model_directory.whole(kept) as part:
+            with whole_files.whole(kept) as part:
                 save_file({"texts": texts}, part, {"settings": settings})
             last = time.perf_counter()
     return texts

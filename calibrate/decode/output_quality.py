@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.decode import real_decoding
-from calibrate.decoders.adapter import Decoder
+from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.family import model_directory
 from model.architectures import transformer
-from model.base import bounded_files, strict_json, typed_values
+from model.base import bounded_files, strict_json, typed_values, whole_files
 from model.base.checks import ParameterError
 from model.interpret.account import Account
 from model.logs.decoding import Decoding, together
@@ -326,18 +326,14 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
 
 def _write(table: pl.DataFrame, out: Path) -> None:
     """Whole or not at all."""
-    whole = out.with_name(f".{out.name}.partial")
-    try:
+    with whole_files.whole(out) as part:
         if out.suffix == ".csv":
             import polars as pl
 
             lists = [name for name, kind in table.schema.items() if isinstance(kind, pl.List)]
-            table.drop(lists).write_csv(whole)
+            table.drop(lists).write_csv(part)
         else:
-            table.write_parquet(whole, statistics=False)
-        whole.replace(out)
-    finally:
-        whole.unlink(missing_ok=True)
+            table.write_parquet(part, statistics=False)
 
 
 def _kept(path: Path, asked: Mapping[str, Any], make: Callable[[], Any], kind: Any) -> Any:
@@ -357,8 +353,5 @@ def _kept(path: Path, asked: Mapping[str, Any], make: Callable[[], Any], kind: A
             raise ParameterError(f"{what}: {differing} differs; remove it, or ask for the same")
         return found
     found = json.loads(strict_json.dumps(make()))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    whole = path.with_suffix(".partial")
-    whole.write_text(strict_json.dumps({"asked": told, "found": found}) + "\n", encoding="utf-8")
-    whole.replace(path)
+    whole_files.write_text(path, strict_json.dumps({"asked": told, "found": found}) + "\n")
     return found

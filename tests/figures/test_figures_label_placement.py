@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from figures.common import labels
+from figures.common import label_placement
 from figures.common.style import canvas
 
 places = st.tuples(st.floats(0.02, 0.98), st.floats(0.02, 0.98))
@@ -38,7 +38,7 @@ def test_words_beside_points_are_clear_and_inside_or_counted(
     points: list[tuple[float, float]], line: list[tuple[float, float]], dpi: float
 ) -> None:
     axes = axes_of(dpi)
-    left_out = labels.place(axes, [(x, y, f"point {index}") for index, (x, y) in enumerate(points)], [np.array(line)])
+    left_out = label_placement.place(axes, [(x, y, f"point {index}") for index, (x, y) in enumerate(points)], [np.array(line)])
     assert len(axes.texts) + left_out == len(points)
     found, frame = boxes(axes), axes.get_window_extent()
     along = np.vstack([np.linspace(one, other, 400) for one, other in pairwise(line)])
@@ -55,36 +55,36 @@ def test_words_beside_points_are_clear_and_inside_or_counted(
 @pytest.mark.parametrize("dpi", [72.0, 150.0])
 def test_a_lone_point_is_named_at_once_to_its_right_and_tied_to_it_only_from_afar(dpi: float) -> None:
     axes = axes_of(dpi)
-    assert labels.place(axes, [(0.5, 0.5, "alone")], []) == 0
+    assert label_placement.place(axes, [(0.5, 0.5, "alone")], []) == 0
     [text], [box] = axes.texts, boxes(axes)
     at = axes.transData.transform((0.5, 0.5))
-    assert 0 < box.x0 - at[0] < labels._LEADER
-    assert abs((box.y0 + box.y1) / 2 - at[1]) < labels._LEADER
+    assert 0 < box.x0 - at[0] < label_placement._LEADER
+    assert abs((box.y0 + box.y1) / 2 - at[1]) < label_placement._LEADER
     assert text.arrow_patch is None  # type: ignore[attr-defined]
     # A fence around the point leaves room farther away alone, and a line leads there.
     fenced = axes_of(dpi)
     fence = np.array([(x, y) for x in range(-24, 25, 4) for y in range(-24, 25, 4) if (x, y) != (0, 0)])
     around = fenced.transData.inverted().transform(fenced.transData.transform((0.5, 0.5)) + fence)
-    assert labels.place(fenced, [(0.5, 0.5, "alone")], [each[None] for each in around]) == 0
+    assert label_placement.place(fenced, [(0.5, 0.5, "alone")], [each[None] for each in around]) == 0
     [text], [box] = fenced.texts, boxes(fenced)
     beside = max(box.x0 - at[0], at[0] - box.x1), (box.y0 + box.y1) / 2 - at[1]
-    assert np.hypot(*beside) > labels._LEADER  # the fence leaves no room that is nearer
+    assert np.hypot(*beside) > label_placement._LEADER  # the fence leaves no room that is nearer
     assert text.arrow_patch is not None  # type: ignore[attr-defined]
 
 
 def test_where_there_is_no_room_words_are_counted() -> None:
     axes = axes_of()
     grid = [np.array([(0, y), (1, y)]) for y in np.linspace(0, 1, 60)]
-    assert labels.place(axes, [(0.5, 0.5, "one"), (0.2, 0.2, "two")], grid) == 2
+    assert label_placement.place(axes, [(0.5, 0.5, "one"), (0.2, 0.2, "two")], grid) == 2
     assert not axes.texts
-    assert labels.place(axes, [], grid) == 0
+    assert label_placement.place(axes, [], grid) == 0
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
 @settings(max_examples=8)
 def test_names_of_ends_that_crowd_are_moved_apart_and_others_stay(heights: list[float]) -> None:
     axes = axes_of()
-    assert labels.at_right(axes, [(y, "curve", "#000000") for y in heights]) == 0
+    assert label_placement.at_right(axes, [(y, "curve", "#000000") for y in heights]) == 0
     found, frame = boxes(axes), axes.get_window_extent()
     ends = [axes.transData.transform((1, y))[1] for y in sorted(heights)]
     middles, height = [(box.y0 + box.y1) / 2 for box in found], max(box.height for box in found)
@@ -98,9 +98,9 @@ def test_names_of_ends_that_crowd_are_moved_apart_and_others_stay(heights: list[
 def test_curves_are_named_at_their_ends_in_order_and_in_their_colours(count: int) -> None:
     axes = axes_of()
     curves = [((7 * index % count) / count, f"curve {index}", f"#0000{index:02x}") for index in range(count)]
-    left_out = labels.at_right(axes, curves)
+    left_out = label_placement.at_right(axes, curves)
     assert len(axes.texts) + left_out == count
-    assert (left_out == 0) == (count <= labels._MOST_NAMES)
+    assert (left_out == 0) == (count <= label_placement._MOST_NAMES)
     frame, found = axes.get_window_extent(), boxes(axes)
     colours = {text: colour for _, text, colour in curves}
     ends = {text: axes.transData.transform((1, y))[1] for y, text, _ in curves}
@@ -122,7 +122,7 @@ def test_curves_are_named_at_their_ends_in_order_and_in_their_colours(count: int
 def test_ends_of_the_match_rate_are_marked_unless_they_crowd() -> None:
     axes = axes_of()
     far, near = (np.array([0.1, 0.9]), np.array([0.2, 0.8])), (np.array([0.11, 0.5]), np.array([0.2, 0.2]))
-    marks = labels.ends(axes, [far, near])
+    marks = label_placement.ends(axes, [far, near])
     assert [(text.get_text(), text.xy) for text in axes.texts] == [  # type: ignore[attr-defined]
         ("p = 0", (0.1, 0.2)), ("p = 1", (0.9, 0.8)), ("p = 1", (0.5, 0.2)),
     ]  # fmt: skip
@@ -139,7 +139,7 @@ def test_what_is_drawn_is_lines_and_single_points() -> None:
     axes = axes_of()
     axes.plot([0, 1, 2], [3, 4, 5])
     axes.plot([6, 7], [8, 9], linestyle="none", marker="o")
-    assert [each.tolist() for each in labels.drawn(axes)] == [[[0, 3], [1, 4], [2, 5]], [[6, 8]], [[7, 9]]]
+    assert [each.tolist() for each in label_placement.drawn(axes)] == [[[0, 3], [1, 4], [2, 5]], [[6, 8]], [[7, 9]]]
 
 
 # --- To the pixel -------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_words_take_the_first_place_that_is_clear() -> None:
             axes = of_pixels()
             at = [(*where, text) for where, text in zip(rng.uniform(0, (360, 320), (9, 2)).tolist(), 3 * [*extents], strict=True)]
             others = rng.uniform(0, (360, 320), (crowd, 2)).tolist()
-            left_out = labels.place(axes, at, [np.array([each]) for each in others])
+            left_out = label_placement.place(axes, at, [np.array([each]) for each in others])
             points, taken = [*others, *((x, y) for x, y, _ in at)], list[Bbox]()
             expected: list[Any] = []
             for x, y, text in at:
@@ -217,7 +217,7 @@ def test_each_place_is_taken_where_all_others_are_not_clear() -> None:
             inside = Bbox.from_extents(left - 3, 160 + rise - height / 2 - 2, left + width + 3, 160 + rise + height / 2 + 2)
             cloud = [each for each in rng.uniform((60, 100), (300, 220), (1500, 2)) if not inside.contains(*each)]
             axes = of_pixels()
-            assert labels.place(axes, [(180, 160, "words")], [each[None] for each in cloud]) == 0
+            assert label_placement.place(axes, [(180, 160, "words")], [each[None] for each in cloud]) == 0
             assert (axes.texts[0].get_position(), axes.texts[0].get_ha()) == (
                 pytest.approx((0.72 * side * reach, 0.72 * rise)), "left" if side > 0 else "right"
             )  # fmt: skip
@@ -232,35 +232,35 @@ def test_what_touches_a_place_is_not_in_it() -> None:
     for (across, up), (dx, dy) in zip(edges, inward, strict=True):
         for step, moved in ((0, False), (1, True)):
             axes = of_pixels()
-            assert labels.place(axes, [(x, y, "words")], [np.array([(across + step * dx, up + step * dy)])]) == 0
+            assert label_placement.place(axes, [(x, y, "words")], [np.array([(across + step * dx, up + step * dy)])]) == 0
             assert (axes.texts[0].get_position() != pytest.approx((7.2, 0))) == moved, (across, up, step)
     # To the right while the whole text is inside, else to the left.
     for beyond, side in ((0.0, "left"), (0.01, "right")):
         axes = of_pixels()
-        labels.place(axes, [(360 - width - 12 + beyond, y, "words")], [])
+        label_placement.place(axes, [(360 - width - 12 + beyond, y, "words")], [])
         assert axes.texts[0].get_ha() == side
     for beyond, rise in ((0.0, 0), (0.01, 7.2)):
         axes = of_pixels()
-        labels.place(axes, [(x, height / 2 - beyond, "words")], [])
+        label_placement.place(axes, [(x, height / 2 - beyond, "words")], [])
         assert axes.texts[0].get_position()[1] == pytest.approx(rise)
     # A word beside another's box, and one that reaches into it.
     for above, moved in ((height, False), (height - 0.01, True)):
         axes = of_pixels()
-        labels.place(axes, [(x, y, "words"), (x, y + above, "words")], [])
+        label_placement.place(axes, [(x, y, "words"), (x, y + above, "words")], [])
         assert (axes.texts[1].get_position()[1] != pytest.approx(0)) == moved or axes.texts[1].get_ha() == "right" * moved
-    assert labels.place(of_pixels(), [(x, y, "words")], [], size=120) == 1
+    assert label_placement.place(of_pixels(), [(x, y, "words")], [], size=120) == 1
 
 
 def test_a_line_is_looked_at_every_four_pixels_or_so() -> None:
     axes = of_pixels()
     corner = axes.transData.transform((0, 0))
     for line, count in (([(0, 0), (40, 0)], 12), ([(0, 0), (30, 40), (30, 41)], 14), ([(0, 0), (0, 1e6)], 5000)):
-        found = labels._pixels(axes, np.array(line, dtype=float)) - corner
+        found = label_placement._pixels(axes, np.array(line, dtype=float)) - corner
         assert len(found) == count
         assert (found[0].tolist(), found[-1].tolist()) == (pytest.approx([*line[0]]), pytest.approx([*line[-1]]))
         steps = np.hypot(*np.diff(found, axis=0).T)
         assert steps[:9] == pytest.approx([steps[0]] * 9)
-    assert (labels._pixels(axes, np.array([(3.0, 4.0)])) - corner).tolist() == [pytest.approx([3, 4])]
+    assert (label_placement._pixels(axes, np.array([(3.0, 4.0)])) - corner).tolist() == [pytest.approx([3, 4])]
 
 
 @pytest.mark.parametrize("dpi", [100.0, 180.0])
@@ -268,7 +268,7 @@ def test_crowded_names_stand_a_line_apart_at_the_top_and_the_bottom(dpi: float) 
     gap = 1.25 * 8.5 * dpi / 72
     for y, sign in ((0.0, 1), (1.0, -1), (7.0, -1), (-7.0, 1)):
         axes = axes_of(dpi)
-        assert labels.at_right(axes, [(y, f"{index}", "#123456") for index in range(3)]) == 0
+        assert label_placement.at_right(axes, [(y, f"{index}", "#123456") for index in range(3)]) == 0
         assert [text.get_text() for text in axes.texts] == ["0", "1", "2"]
         rises = [text.get_position()[1] * dpi / 72 for text in axes.texts]
         assert rises == pytest.approx([0, gap, 2 * gap] if sign > 0 else [-2 * gap, -gap, 0], abs=1e-6)
@@ -283,18 +283,20 @@ def test_crowded_names_stand_a_line_apart_at_the_top_and_the_bottom(dpi: float) 
     # Of more than stand one above the other, evenly chosen ones; one at least.
     low = axes_of(dpi)
     low.set_position((0.1, 0.1, 0.6, (3.5 * gap) / (4 * dpi)))
-    assert labels.at_right(low, [(index / 10, f"{index}", "#123456") for index in range(9)]) == 6
+    assert label_placement.at_right(low, [(index / 10, f"{index}", "#123456") for index in range(9)]) == 6
     assert [text.get_text() for text in low.texts] == ["0", "4", "8"]
     flat = axes_of(dpi)
     flat.set_position((0.1, 0.1, 0.6, 0.01))
-    assert labels.at_right(flat, [(0.5, "one", "#123456"), (0.6, "two", "#123456")]) == 1
+    assert label_placement.at_right(flat, [(0.5, "one", "#123456"), (0.6, "two", "#123456")]) == 1
 
 
 def test_ends_of_curves_are_marked_unless_another_mark_is_near() -> None:
     """One 36 pixels beside another, or 14 above, is near; farther it is not."""
     for across, up, marked in ((36, 0, False), (36.5, 0, True), (0, 14, False), (0, 14.5, True), (36, 14, False), (-37, 3, True)):
         axes = of_pixels()
-        marks = labels.ends(axes, [(np.array([x, x]), np.array([y, y + 100])) for x, y in ((100, 80), (100 + across, 80 + up))])
+        marks = label_placement.ends(
+            axes, [(np.array([x, x]), np.array([y, y + 100])) for x, y in ((100, 80), (100 + across, 80 + up))]
+        )
         assert [text.get_text() for text in axes.texts] == ["p = 0", "p = 1"] * (1 + marked)
         assert [text.get_position() for text in axes.texts] == [(0, 7), (0, -11)] * (1 + marked)
         assert {(text.get_fontsize(), text.get_ha(), text.get_color()) for text in axes.texts} == {(8.0, "center", "#595959")}

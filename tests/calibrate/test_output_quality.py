@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calibrate.commands.calibrate_app import app
-from calibrate.decode import quality, real_decoding
+from calibrate.decode import output_quality, real_decoding
 from model.base.checks import ParameterError
 from model.methods.skipdecode import algorithm as skipdecode
 from tests.support import real_models
@@ -29,7 +29,7 @@ SAID = {"target_name": "tiny", "source": "measured"}
 def measured(folder: Path, method: str, settings: list[dict[str, Any]], *roles: str, **more: Any) -> list[dict[str, Any]]:
     """Rows on tiny models in double precision."""
     models = real_models.decoders("llama", *roles, seed=2)
-    table = quality.measure(folder / "rows.parquet", SAID, method, models, PROMPTS, TOKENS, settings, **more)
+    table = output_quality.measure(folder / "rows.parquet", SAID, method, models, PROMPTS, TOKENS, settings, **more)
     return table.to_dicts()
 
 
@@ -102,8 +102,8 @@ def test_rows_are_what_counting_by_hand_finds(
     )
     if method == "bild":
         commits = [commit for each in found for commit in each.commits]
-        assert {kind: row[f"commits_{kind}"] for kind in quality.ENDINGS} == {
-            kind: sum(commit.kind == kind for commit in commits) for kind in quality.ENDINGS
+        assert {kind: row[f"commits_{kind}"] for kind in output_quality.ENDINGS} == {
+            kind: sum(commit.kind == kind for commit in commits) for kind in output_quality.ENDINGS
         }
         reads = [read for each in found for read in each.reads]
         proposed = [read.answer for read in reads if read.question.kind == "confidence"]
@@ -183,13 +183,13 @@ def test_what_was_finished_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ParameterError, match="settings of another run: settings differs"):
         measured(tmp_path, "early_exit", settings[1:], resume=True)
     made: list[Any] = []
-    row = quality.row
+    row = output_quality.row
 
     def counted(*arguments: Any) -> Any:
         made.append(arguments)
         return row(*arguments)
 
-    monkeypatch.setattr(quality, "row", counted)
+    monkeypatch.setattr(output_quality, "row", counted)
     again = measured(tmp_path, "early_exit", settings, resume=True)
     assert len(made) == 1
     assert not (tmp_path / "rows.parts").exists()
@@ -201,7 +201,7 @@ def test_a_table_is_the_same_in_both_formats(tmp_path: Path) -> None:
     rows = measured(tmp_path, "early_exit", [{"exit_layer": layer} for layer in (3, LAYERS)])
     models = real_models.decoders("llama", seed=2)
     path = tmp_path / "rows.csv"
-    quality.measure(path, SAID, "early_exit", models, PROMPTS, TOKENS, [{"exit_layer": layer} for layer in (3, LAYERS)])
+    output_quality.measure(path, SAID, "early_exit", models, PROMPTS, TOKENS, [{"exit_layer": layer} for layer in (3, LAYERS)])
     read = pl.read_csv(path)
     assert read["agreement"].to_list() == pytest.approx([row["agreement"] for row in rows])
     assert read["exit_layer"].to_list() == [3, LAYERS]
@@ -261,7 +261,7 @@ def test_work_is_not_compared_where_a_shape_cannot_be_counted(tmp_path: Path, mo
     def refused(*_: Any) -> None:
         raise ParameterError("no such type")
 
-    monkeypatch.setattr(quality.transformer, "from_config", refused)
+    monkeypatch.setattr(output_quality.transformer, "from_config", refused)
     (row,) = measured(tmp_path, "early_exit", [{"threshold": 1.0}])
     assert (row["flops_over_plain"], row["weight_bytes_over_plain"]) == (None, None)
     assert row["layer_passes_over_plain"] == pytest.approx(1)
@@ -286,11 +286,11 @@ def test_rows_say_what_they_were_made_with_and_seconds_are_those_of_all_texts(
 
 
 def test_settings_are_all_combinations() -> None:
-    assert quality.settings_of({"a": 1}, {"b": [1, 2], "c": [3, 4]}) == [
+    assert output_quality.settings_of({"a": 1}, {"b": [1, 2], "c": [3, 4]}) == [
         {"a": 1, "b": b, "c": c} for b in (1, 2) for c in (3, 4)
     ]
     with pytest.raises(ParameterError, match="a is fixed and swept"):
-        quality.settings_of({"a": 1}, {"a": [1, 2]})
+        output_quality.settings_of({"a": 1}, {"a": [1, 2]})
 
 
 @pytest.fixture(scope="module")
