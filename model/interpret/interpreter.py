@@ -48,17 +48,17 @@ class Cache:
 
     def require(self, step: Forward) -> None:
         """Refuse a pass that lacks the rows before it, or goes on from layers that have not seen its tokens."""
-        role, at, layers = step.role, step.at, step.layers
-        first, last = layers.first, layers.last
         if step.batch is not None:
             for number, one in _one_by_one(step, step.batch):
                 self.sequences.get(number, self).require(one)
             return
+        first, last, gaps, _ = step.layers
         if first == last:
             return
+        role, at = step.role, step.at
         held = self.rows.get(role, ())
         known = len(held)
-        if layers.gaps or role in self.skipping:
+        if gaps or role in self.skipping:
             self._require_spans(step)
             return
         if (held[last - 1] if last <= known else 0) < at or (first and (held[first - 1] if first <= known else 0) < step.end):
@@ -99,20 +99,20 @@ class Cache:
     def write(self, step: Forward) -> None:
         """Place a pass."""
         self.require(step)
-        role, at, layers = step.role, step.at, step.layers
-        first, last = layers.first, layers.last
         if step.batch is not None:
             for number, one in _one_by_one(step, step.batch):
                 if number not in self.sequences:
                     self.sequences[number] = Cache({each: held[:] for each, held in self.rows.items()})
                 self.sequences[number].write(one)
             return
+        role, at = step.role, step.at
+        first, last, gaps, kv_only = step.layers
         held = self.rows.setdefault(role, [])
-        if layers.gaps or role in self.skipping:
+        if gaps or role in self.skipping:
             self._write_spans(step)
             return
         held[first:last] = [step.end if step.tree else at + len(step.tokens)] * (last - first)
-        if last < len(held) and held[last] > at and not layers.kv_only:
+        if last < len(held) and held[last] > at and not kv_only:
             held[last:] = [min(rows, at) for rows in held[last:]]
         if step.tree or (self.breadths and role in self.breadths):
             self._spread(step)

@@ -161,9 +161,9 @@ class _Engine:
         result = self.result
         result.latency, result.busy, result.peak_units, result.account = self.env.now, self.busy, self.peak, self.account
         result.waited = self.waited
-        for (kind, _), (_, counts) in self.known.items():
+        for (*kind, _), (_, counts) in self.known.items():
             if counts[0]:
-                self.account.include(Account({Kind(*kind): counts}))
+                self.account.include(Account({Kind._make(kind): counts}))
         result.intervals = [self._judged(row, process) for row, process in self.records]
         return result
 
@@ -247,15 +247,14 @@ class _Engine:
         Timeout(self.env, start + seconds - now).callbacks.append(arrived)
 
 
-_PassKey = tuple[tuple[str, int, LayerSpan, int, int], tuple[int, ...]]
-"""What the price of a pass depends on where it does not depend on the position: the fields of its `Kind`, and the number of tokens
-of each sequence of its batch."""
+_PassKey = tuple[str, int, LayerSpan, int, int, tuple[int, ...] | None]
+"""What the price of a pass depends on, but for its position: the fields of its `Kind`, and the widths of the sequences of its batch.
+A plain tuple, as it is made for each pass."""
 
 
 def _key_of(step: Forward) -> _PassKey:
-    # A plain tuple: it is made for each pass.
-    widths = () if step.batch is None else step.batch.widths
-    return (step.role, len(step.tokens), step.layers, step.heads, step.compared), widths
+    batch = step.batch
+    return step.role, len(step.tokens), step.layers, step.heads, step.compared, None if batch is None else batch.widths
 
 
 class _Reading(NamedTuple):

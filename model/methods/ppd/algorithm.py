@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from model.base import checks
@@ -206,12 +207,13 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
     """Algorithm 2. The main process is at depth `depth` of `token`, whose early prediction is made at layer `gap`."""
     layers, exit_layer, candidates, places, says = _fields(parameters)
+    span = cache(LayerSpan)  # few differ, and every round has some
     depth, gap, out = 0, exit_layer, None
     while True:
-        out = yield Forward("target", (token,), at, LayerSpan(depth, gap), out, HEAD)
+        out = yield Forward("target", (token,), at, span(depth, gap), out, HEAD)
         early = yield Read("top", out, -1, candidates)
-        subs = yield Fork(_ahead(early, at + 1, LayerSpan(0, layers - gap), places), places)
-        out = yield Forward("target", (token,), at, LayerSpan(gap, layers), out, HEAD)
+        subs = yield Fork(_ahead(early, at + 1, span(0, layers - gap), places), places)
+        out = yield Forward("target", (token,), at, span(gap, layers), out, HEAD)
         yield Join(subs)
         token, at = (yield Read(says, out)), at + 1
         match, done = token in early, at == end or token in stop
@@ -229,7 +231,7 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collec
 def _eager(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
     """As Algorithm 2, but sub-processes run to their exit layer, and only the right one is ever waited for."""
     layers, exit_layer, candidates, places, says = _fields(parameters)
-    below, above = LayerSpan(0, exit_layer), LayerSpan(exit_layer, layers)
+    below, head_alone, above = LayerSpan(0, exit_layer), LayerSpan(exit_layer, exit_layer), LayerSpan(exit_layer, layers)
     first, out = below, None
     while True:
         out = yield Forward("target", (token,), at, first, out, HEAD)
@@ -246,7 +248,7 @@ def _eager(parameters: Parameters, token: int, at: int, end: int, stop: Collecti
             return
         first, out = below, None
         if right is not None:
-            first = LayerSpan(exit_layer, exit_layer)  # its head alone
+            first = head_alone
             yield Join((wanted,))
             out = yield _promoted(subs, right, at, exit_layer, candidates)
 
