@@ -14,7 +14,7 @@ from calibrate.interpreters.in_one_process import Luck, PassOutput, Real
 from model.base.checks import ParameterError
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Parameters
-from model.steps import Batch, CacheError, Forward, LayerSpan
+from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read
 from tests.support import real_models
 from tests.support.tiers import crossed, examples
 
@@ -119,6 +119,103 @@ def test_what_a_pass_says_is_what_each_text_says_from_scratch(kind: str) -> None
         real.forward(held, Forward("target", (3,), 8, LayerSpan(0, LAYERS), heads=1, batch=Batch.uniform((5,), 8, heads=1))),
         PassOutput,
     )
+
+
+def read_apart(decoder: Decoder, texts: dict[int, list[int]]) -> tuple[Real, Any]:
+    """A run in which each sequence was read by itself."""
+    real = Real({"target": decoder})
+    held = real.new_cache()
+    for number, own in texts.items():
+        real.forward(held, Forward("target", tuple(own), 0, LayerSpan(0, LAYERS), batch=Batch.uniform((number,), 0, len(own))))
+    return real, held
+
+
+def ragged(words: dict[int, tuple[int, ...]], positions: Sequence[int], heads: Sequence[int], layers: LayerSpan) -> Forward:
+    batch = Batch(tuple(words), tuple(positions), tuple(map(len, words.values())), tuple(heads))
+    tokens = tuple(word for own in words.values() for word in own)
+    return Forward("target", tokens, min(positions), layers, heads=sum(heads), batch=batch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_of_unequal_widths_say_what_each_says_from_scratch(kind: str) -> None:
+    """One, three and two tokens, behind one another and where rows are rewritten, and in two passes through the layers."""
+    decoder, full = real_models.decoders(kind)["target"], real_models.model(kind, LAYERS)
+    texts = {0: [3, 4, 5, 6], 2: [7], 5: [1, 2]}
+    real, held = read_apart(decoder, texts)
+
+    def made(words: dict[int, tuple[int, ...]], positions: Sequence[int], heads: Sequence[int], cut: int = LAYERS) -> None:
+        for (number, own), position in zip(words.items(), positions, strict=True):
+            texts[number] = [*texts[number][:position], *own]
+        step = ragged(words, positions, heads, LayerSpan(0, LAYERS))
+        if cut < LAYERS:
+            first = step._replace(layers=LayerSpan(0, cut), heads=0, batch=ragged(words, positions, [0] * len(heads), step.layers).batch)
+            out = real.forward(held, step._replace(layers=LayerSpan(cut, LAYERS), state=real.forward(held, first)))
+        else:
+            out = real.forward(held, step)
+        offset = 0
+        for (number, own), projected in zip(words.items(), heads, strict=True):
+            for index in range(len(own)):
+                text = texts[number][: len(texts[number]) - len(own) + index + 1]
+                if index >= len(own) - projected:
+                    for each in (offset, offset - len(step.tokens)):
+                        assert torch.allclose(out.logits[out.row(each)], real_models.logits(full, text), rtol=0, atol=1e-12)
+                else:
+                    with pytest.raises(CacheError, match=f"sequence {number} is read, but only its last {projected} are projected"):
+                        out.row(offset)
+                offset += 1
+        assert out.logits.shape[0] == sum(heads)
+
+    made({0: (8,), 2: (9, 1, 2), 5: (1, 4)}, (4, 1, 2), (1, 3, 1))
+    made({0: (1, 2, 3), 2: (4,), 5: (7, 8)}, (3, 2, 3), (0, 1, 2))  # two are rewritten
+    made({5: (2, 2, 2, 2), 0: (9,)}, (5, 6), (2, 1), cut=2)  # one has left, the others in another order
+    made({0: (1,), 5: (7,)}, (7, 9), (1, 1))
+    made({0: (3, 3), 2: (5,), 5: (4, 4, 4)}, (3, 3, 3), (2, 1, 3))  # at one position, which cuts two of them
+    assert [held.book.sequences[number].rows["target"] for number in texts] == [[len(own)] * LAYERS for own in texts.values()]
+
+
+def test_states_of_unequal_widths_are_those_of_each_sequence_alone() -> None:
+    """Also those before the last layer, which early exit compares; nothing of the padding is left."""
+    decoder = real_models.decoders("llama")["target"]
+    texts = {4: [3, 4, 5], 1: [7]}
+    words, positions, span = {4: (5, 6, 7), 1: (8,)}, (3, 1), LayerSpan(0, 3)
+    real, held = read_apart(decoder, texts)
+    together = real.forward(held, ragged(words, positions, (0, 0), span)._replace(compared=4))
+    start = 0
+    for (number, own), position in zip(words.items(), positions, strict=True):
+        real, held = read_apart(decoder, {number: texts[number]})
+        alone = real.forward(held, ragged({number: own}, (position,), (0,), span)._replace(compared=len(own)))
+        for whole, part in ((together.states, alone.states), (together.before, alone.before)):
+            assert torch.allclose(whole[start : start + len(own)], part, rtol=0, atol=1e-12)  # type: ignore[index,arg-type]
+        start += len(own)
+    assert together.states is not None
+    assert together.states.shape[0] == start
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_prompts_of_unequal_lengths_are_read_in_one_pass(kind: str) -> None:
+    """Then one sequence decodes while others still read, as a server's requests do: each is what it is alone."""
+    prompts = {0: [3, 4, 5, 6, 7, 8, 9], 1: [6, 2], 2: [9]}
+    layers = LayerSpan(0, LAYERS)
+
+    def steps() -> Any:
+        texts, read = {number: [*own] for number, own in prompts.items()}, dict.fromkeys(prompts, 0)
+        while True:
+            words = {number: tuple(own[read[number] :][:3]) for number, own in texts.items()}
+            done = {number: read[number] + len(own) == len(texts[number]) for number, own in words.items()}
+            step = ragged(words, [read[number] for number in words], [int(done[number]) for number in words], layers)
+            out = yield step
+            for index, (number, own) in enumerate(words.items()):
+                read[number] += len(own)
+                if done[number]:
+                    assert step.batch is not None
+                    texts[number].append((yield Read("next", out, step.batch.starts[index] + len(own) - 1)))
+                    yield Commit("token", (texts[number][-1],), sequence=number)
+
+    found = Real({"target": real_models.decoders(kind)["target"]}).run(steps(), 14).sequences
+    full = real_models.model(kind, LAYERS)
+    assert {number: len(own) for number, own in found.items()} == {0: 4, 1: 6, 2: 6} or sum(map(len, found.values())) == 14
+    for number, own in found.items():
+        assert own == real_models.oracle(full, prompts[number], len(own))
 
 
 def test_texts_at_one_position_again_need_no_mask() -> None:

@@ -204,7 +204,7 @@ def test_what_happened_when(pool: Pool) -> None:
         of = sorted(span for span in passes if span.unit == unit)
         assert all(one.end <= other.start for one, other in itertools.pairwise(of))  # a unit makes one at a time
     assert all(run.begun <= span.start <= span.end <= run.begun + run.seconds for span in spans if span.fate == "kept")
-    without_layers = sum(counts[0] for kind, counts in run.work.account.passes_by_kind.items() if kind[2] == kind[3])
+    without_layers = sum(counts[0] for kind, counts in run.work.account.passes_by_kind.items() if kind.layers.size == 0)
     assert len(passes) == run.work.account.passes - without_layers
     kept = [span for span in passes if span.unit and span.fate == "kept"]
     assert len(kept) == commits[:-1].count("match") == sum(span.what == "promotion" for span in spans)
