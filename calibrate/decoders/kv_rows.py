@@ -41,9 +41,9 @@ class Spots(NamedTuple):
 
 
 class LayerRows:
-    """One layer's keys and values, of shape (texts, heads, capacity, head_dim), of which `length` rows count.
+    """One layer's keys and values, of shape (sequences, heads, capacity, head_dim), of which `length` rows count.
 
-    Of texts that hold unequally many, `ends` says how many of each do, and `length` is the most.
+    Of sequences that hold unequally many, `ends` says how many of each do, and `length` is the most.
     """
 
     __slots__ = ("ends", "fixed", "keys", "length", "lent", "values", "whole")
@@ -59,7 +59,7 @@ class LayerRows:
         there."""
         self.ends: tuple[int, ...] | None = None
         self.whole = False
-        """Whether there are numbers in all of the buffer: behind a text's end they are read, and count for nothing."""
+        """Whether there are numbers in all of the buffer: after the end of a sequence they are read, and count for nothing."""
 
     def copy(self) -> LayerRows:
         """The same rows, in the same buffer unless that is fixed. Whoever writes first behind them may; the copy never does."""
@@ -98,7 +98,7 @@ class LayerRows:
         return self.keys[:, :, : spots.end], self.values[:, :, : spots.end]
 
     def hold(self, ends: tuple[int, ...]) -> None:
-        """So many rows of each text count."""
+        """Count so many rows of each sequence."""
         self.length, self.ends = max(ends), ends if len({*ends}) > 1 else None
 
     def _move(self, like: Tensor, end: int, whole: bool = False) -> None:
@@ -120,21 +120,21 @@ class LayerRows:
             self.length, self.keys, self.values = 0, None, None
             self.write(keys, values)
 
-    def of(self, texts: list[int]) -> LayerRows:
-        """The rows of some of the texts."""
+    def of(self, chosen: list[int]) -> LayerRows:
+        """The rows of some of the sequences."""
         other = LayerRows()
         if self.keys is not None and self.values is not None:
-            ends = (self.length,) if self.ends is None else tuple([self.ends[text] for text in texts])
+            ends = (self.length,) if self.ends is None else tuple([self.ends[index] for index in chosen])
             rows = slice(0, max(ends))
-            other.write(self.keys[texts, :, rows], self.values[texts, :, rows], whole=len({*ends}) > 1)
+            other.write(self.keys[chosen, :, rows], self.values[chosen, :, rows], whole=len({*ends}) > 1)
             other.hold(ends)
         return other
 
 
 class KvRows:
-    """All layers' rows of one text, or of several.
+    """All layers' rows of one sequence, or of several.
 
-    Rows of one text lie by position; where several hypotheses were read they lie in the order they came, and `at` says the
+    Rows of one sequence lie by position; where several hypotheses were read they lie in the order they came, and `at` says the
     position of each, `sees` which rows it follows.
     """
 
@@ -207,15 +207,15 @@ class KvRows:
                 raise RuntimeError(f"rows at position {at} cannot be taken over: {theirs.length} there, {mine.length} here")
             mine.write(theirs.keys[:, :, place : place + 1], theirs.values[:, :, place : place + 1])
 
-    def of(self, texts: list[int]) -> KvRows:
-        """The rows of some of the texts."""
+    def of(self, chosen: list[int]) -> KvRows:
+        """The rows of some of the sequences."""
         other = KvRows(0)
-        other.layers = [layer.of(texts) for layer in self.layers]
+        other.layers = [layer.of(chosen) for layer in self.layers]
         return other
 
 
 def joined(parts: list[KvRows]) -> KvRows:
-    """The rows of several texts, each by itself, as those of one batch."""
+    """The rows of several sequences, each by itself, as those of one batch."""
     import torch
 
     result = KvRows(len(parts[0].layers))
@@ -232,7 +232,7 @@ def joined(parts: list[KvRows]) -> KvRows:
 
 
 def _padded(rows: LayerRows, kind: int, like: Tensor, length: int) -> Tensor:
-    """The keys (0) or values (1) of a text, with nothing behind its own to make them so many."""
+    """The keys (0) or values (1) of a sequence, padded to so many rows."""
     whose = rows.values if kind else rows.keys
     if whose is not None and rows.length == length:
         return whose[:, :, :length]

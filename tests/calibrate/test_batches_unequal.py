@@ -177,9 +177,19 @@ def test_states_of_unequal_widths_are_those_of_each_sequence_alone() -> None:
     """Also those before the last layer, which early exit compares; nothing of the padding is left."""
     decoder = real_models.decoders("llama")["target"]
     texts = {4: [3, 4, 5], 1: [7]}
-    words, positions, span = {4: (5, 6, 7), 1: (8,)}, (3, 1), LayerSpan(0, 3)
+    words, positions, span = {4: (8,), 1: (5, 6, 7)}, (3, 1), LayerSpan(0, 3)
     real, held = read_apart(decoder, texts)
-    together = real.forward(held, ragged(words, positions, (0, 0), span)._replace(compared=4))
+    wrote: list[tuple[int, int]] = []
+    whole = LayerRows.write_each
+
+    def noted(self: LayerRows, keys: Any, values: Any, spots: Any) -> Any:
+        wrote.extend(zip(spots.sequences.tolist(), spots.positions.tolist(), strict=True))
+        return whole(self, keys, values, spots)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LayerRows, "write_each", noted)
+        together = real.forward(held, ragged(words, positions, (0, 0), span)._replace(compared=4))
+    assert wrote == [(0, 3), (1, 1), (1, 2), (1, 3)] * span.size  # each row once: what fills up writes none
     start = 0
     for (number, own), position in zip(words.items(), positions, strict=True):
         real, held = read_apart(decoder, {number: texts[number]})
