@@ -74,6 +74,7 @@ class Decoder:
 
     body_layers: ClassVar[str] = "layers"
     body_norm: ClassVar[str] = "norm"
+    cache_name: ClassVar[str] = "past_key_values"
 
     def __init__(self, full: Any, name: str) -> None:
         self.full, self.name = full.eval(), name
@@ -266,8 +267,9 @@ class Decoder:
 
     def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
         result: Tensor = self.modules[layer](
-            hidden, attention_mask=place.mask, position_ids=place.positions, past_key_values=rows, position_embeddings=place.extras
-        )
+            hidden, attention_mask=place.mask, position_ids=place.positions, position_embeddings=place.extras,
+            **{self.cache_name: rows},
+        )  # fmt: skip
         return result
 
     def logits(self, states: Tensor, layer: int) -> Tensor:
@@ -310,12 +312,7 @@ class NeoX(Decoder):
     """Pythia and its kin: the cache has another name."""
 
     body_norm = "final_layer_norm"
-
-    def _layer(self, layer: int, hidden: Tensor, place: Place, rows: KvRows) -> Tensor:
-        result: Tensor = self.modules[layer](
-            hidden, attention_mask=place.mask, position_ids=place.positions, layer_past=rows, position_embeddings=place.extras
-        )
-        return result
+    cache_name = "layer_past"
 
 
 class Phi(Decoder):

@@ -250,20 +250,6 @@ class Shape:
         """Weights read for that: once for all positions, and none for none [bytes]."""
         return np.where(checks.whole_array("positions", positions, 0) > 0, float(self.head_weights * self.bytes_each), 0.0)
 
-    def embedding_bytes(self, tokens: ArrayLike) -> Floats:
-        """Rows of the embedding that so many tokens read, of their positions too where these are learned [bytes]."""
-        rows = 2 if self.positions else 1
-        return np.asarray(checks.whole_array("tokens", tokens, 0) * rows * self.hidden * self.bytes_each)
-
-    def memory_bytes(self, context: ArrayLike, batch: ArrayLike = 1, source: ArrayLike = 0) -> Floats:
-        """All parameters, and keys and values of so many positions of so many texts [bytes].
-
-        >>> float(preset("llama-2-13b").memory_bytes(4096)) / 1e9
-        29.39
-        """
-        rows = checks.whole_array("context", context, 0) + self._source(source)
-        return np.asarray(self.parameters * self.bytes_each + checks.whole_array("batch", batch, 1) * rows * self.cache_bytes())
-
     # --- Tensor parallelism ---
 
     def shard(self, ways: int) -> Shape:

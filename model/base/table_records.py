@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from functools import cache
 from typing import Any
 
 from model.base import checks
@@ -25,8 +26,7 @@ def build(kind: type, table: Any, where: str, remedy: str = "") -> Any:
     if not isinstance(table, Mapping):
         raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
     refuse_unknown(kind, table, where)
-    known = {field.name: field for field in fields(kind)}
-    missing = [name for name, field in known.items() if field.default is MISSING and name not in table]
+    missing = [name for name in _required(kind) if name not in table]
     if missing:
         how = remedy.replace("KEY", missing[0]) if remedy else f"add it under [{where}]"
         raise ParameterError(f"{where}.{missing[0]} is required and has no default; {how}")
@@ -40,9 +40,20 @@ def build(kind: type, table: Any, where: str, remedy: str = "") -> Any:
 
 def refuse_unknown(kind: type, table: Mapping[str, Any], where: str, about: str = "") -> None:
     """Refuse keys that an object of this kind does not have; `about` is what messages end with."""
+    known = _names(kind)
     for key in table:
-        if key not in {field.name for field in fields(kind)}:
+        if key not in known:
             raise ParameterError(f"unknown key {where}.{key}; {instead(kind, key)}{about}")
+
+
+@cache
+def _names(kind: type) -> frozenset[str]:
+    return frozenset(field.name for field in fields(kind))
+
+
+@cache
+def _required(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.default is MISSING)
 
 
 def instead(kind: type, key: str) -> str:

@@ -9,10 +9,15 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from model.base import checks
 from model.base.checks import ParameterError
 from model.costs.width_curve import PassTimes, WidthCurve, as_curve
 from model.steps import Forward
+
+Floats = NDArray[np.float64]
 
 DISPATCH_LAWS = ("linear", "tree")
 RATIOS = {"draft": "cost_ratio", "medium": "medium_cost_ratio"}
@@ -142,6 +147,11 @@ class UnitCost:
         """A whole pass of the target over one token, with its head: what plain decoding takes for a token."""
         return self.depths[-1] + self.final_head
 
+    def ratio(self, role: str) -> float | None:
+        """Time of a whole pass of a model other than the target, in passes of the target; None where there is none for its role."""
+        ratio: float | None = getattr(self, RATIOS[role])
+        return ratio
+
     def whole(self, role: str) -> float | None:
         """Time of a whole pass of a model other than the target, its head included; None where there is no ratio for its role."""
         ratio = getattr(self, RATIOS[role]) if role in RATIOS else None
@@ -228,10 +238,14 @@ class UnitCost:
         >>> cost.slowdown(2), cost.slowdown(2, texts=2), cost.slowdown(4, texts=2)
         (1.2, 1.1, 1.6)
         """
+        return 1.0 if width == 1 and self.by_texts is None else float(self.slowdowns(width, max(texts, 1)))
+
+    def slowdowns(self, width: ArrayLike, texts: ArrayLike = 1) -> Floats:
+        """`slowdown` over arrays."""
         if self.by_texts is not None:
-            count = max(texts, 1)
-            return float(self._tables["target"](count, width // count, 0))
-        return 1.0 if self.curve is None or width == 1 else float(self.curve.relative(width))
+            return self._tables["target"](texts, np.asarray(width) // texts, 0)
+        wide = np.asarray(width)
+        return np.ones(wide.shape) if self.curve is None else np.where(wide == 1, 1.0, self.curve.relative(wide))
 
     def layers_slowdown(self, width: int, texts: int = 1) -> float:
         """The same of layers and heads alone: a wider pass takes its `step` once, too.
@@ -249,9 +263,11 @@ class UnitCost:
 
     def draft_slowdown(self, texts: int) -> float:
         """A pass of the draft model over a token of each of so many texts, in passes over one."""
-        if self.by_texts is not None:
-            return float(self._tables["draft"](max(texts, 1), 1, 0))
-        return self.slowdown(max(texts, 1))
+        return float(self.draft_slowdowns(max(texts, 1)))
+
+    def draft_slowdowns(self, texts: ArrayLike) -> Floats:
+        """`draft_slowdown` over arrays."""
+        return self._tables["draft"](texts, 1, 0) if self.by_texts is not None else self.slowdowns(texts)
 
     @cached_property
     def _tables(self) -> dict[str, PassTimes]:

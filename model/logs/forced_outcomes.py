@@ -11,16 +11,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.interpret.world import STAYS, UNLIKELY, UNSURE, World
+from model.interpret.world import World
+from model.methods.bild.threshold_decisions import Independent
+from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf
 from model.methods.method_parameters import MethodParameters
-from model.methods.worlds import world_of
-from model.outcomes import random_streams
+from model.methods.worlds import worlds
 from model.outcomes.outcome_kinds import KINDS, OutcomeKind
+from model.outcomes.outcome_laws import Iid
 
 
 def needed(parameters: MethodParameters) -> tuple[str, ...]:
@@ -68,37 +69,15 @@ def world(
     """
     checks.whole("seed", seed, 0)
     checks.whole("replication", replication, 0)
-    layers, sequences = parameters.layers, parameters.decoded_sequences
-
-    def drawn(purpose: str, positions: int) -> NDArray[np.float64]:
-        block, column = divmod(replication, random_streams.BLOCK)
-        tiles = [tile[:, column].copy() for tile in random_streams.tiles(seed, purpose, block, positions)]
-        return np.concatenate(tiles) if tiles else np.empty(0)
-
-    def outcomes(kind: OutcomeKind) -> Any:
-        if kind.drafted:
-            purposes = [random_streams.of_text(kind.name, text) for text in range(sequences)]
-            return [_survivors(drawn(purpose, tokens) < rates[kind.rate]) for purpose in purposes]
-        if kind.name == "match":
-            which = 1 + (drawn("rank", tokens) * parameters.match_candidates).astype(int)
-            return ((drawn("match", tokens) < rates["match_rate"]) * which).tolist()
-        if kind.name == "decision":
-            falls, taken = drawn("decision", tokens) < rates["fallback_rate"], drawn("rollback", tokens) < rates["rollback_rate"]
-            return np.where(falls, UNSURE, np.where(taken, UNLIKELY, STAYS)).tolist()
-        hazards = np.where(np.arange(1, layers + 1) >= parameters.first_check, rates["exit_rate"], 0.0)
-        luck = drawn("exit", kind.positions(tokens, sequences)).reshape(tokens, sequences).T
-        return (1 + np.searchsorted(np.cumsum(exit_pmf(hazards)), luck, side="right").clip(0, layers - 1)).tolist()
-
-    return world_of(parameters, prompt, {kind: outcomes(KINDS[kind]) for kind in _asked(parameters)})
+    laws = {name: _law(KINDS[name], parameters, rates) for name in _asked(parameters)}
+    return next(worlds(parameters, prompt, tokens, laws, seed, range(replication, replication + 1)))
 
 
-def _survivors(right: NDArray[np.bool_]) -> list[int]:
-    """How many tokens survive of a draft that starts at each position: the run of right ones from there.
-
-    >>> _survivors(np.array([True, True, False, True]))
-    [2, 1, 0, 1]
-    """
-    found = [0] * (right.size + 1)
-    for place in reversed(range(right.size)):
-        found[place] = found[place + 1] + 1 if right[place] else 0
-    return found[:-1]
+def _law(kind: OutcomeKind, parameters: MethodParameters, rates: Mapping[str, float]) -> Any:
+    """The law in which all positions are alike, and independent of each other."""
+    if kind.name == "decision":
+        return Independent(rates["fallback_rate"], rates["rollback_rate"])
+    if kind.name == "exit":
+        hazards = np.where(np.arange(1, parameters.layers + 1) >= parameters.first_check, rates["exit_rate"], 0.0)
+        return Depths(exit_pmf(hazards), parameters.decoded_sequences)
+    return Iid(rates[kind.rate], name=kind.rate)

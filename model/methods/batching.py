@@ -110,7 +110,8 @@ class StaticBatching(MethodParameters):
         """Time of plain decoding of the same sequences in the same batches [layer-times]."""
         if self.roles and self.decoded_sequences == 1:
             return super().plain_time(tokens, cost)
-        return sum(cost.target_pass * cost.slowdown(width, width) for _, width in self.columns(tokens))
+        slowdowns = {width: cost.slowdown(width, width) for width in {width for _, width in self.columns(tokens)}}
+        return sum(cost.target_pass * slowdowns[width] for _, width in self.columns(tokens))
 
     def plain_work(self, tokens: int) -> Work:
         """Work of plain decoding of the same sequences in the same batches."""

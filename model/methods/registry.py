@@ -21,7 +21,7 @@ from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.account import Work
 from model.methods.method_parameters import MethodParameters
-from model.methods.prediction import Prediction
+from model.methods.prediction import Prediction, PredictionPoints, one_by_one
 from model.steps import Steps
 
 PLAIN = "autoregressive"
@@ -127,8 +127,8 @@ class Method:
     """Expectations: (parameters, tokens, law or laws by outcome, cost)."""
     walk: Callable[..., Any]
     """Time and unit-time of a block of replications: (parameters, tokens, cost, outcomes)."""
-    takes_arrays: bool = False
-    """Whether `predict` takes parameters, tokens and rates as arrays."""
+    predict_together: Callable[[PredictionPoints], Prediction] | None = None
+    """The same of many points at once."""
     last_matters: bool = True
     """Whether the outcome of the last token changes what a decoding takes."""
     work: Callable[..., Work | None] | None = None
@@ -141,6 +141,10 @@ class Method:
     """Latencies and their probabilities: (parameters, tokens, law, cost)."""
     straggler_loss: Callable[..., float | None] | None = None
     """What static batches lose by waiting: (parameters, cost, rounds, latency)."""
+
+    def predict_points(self, points: PredictionPoints) -> Prediction:
+        """Expectations at many points; arrays of one value for each."""
+        return one_by_one(self.predict, points) if self.predict_together is None else self.predict_together(points)
 
 
 OPTIONAL = ("work", "operations", "slowest", "distribution", "straggler_loss")
@@ -157,8 +161,8 @@ def method(name: str) -> Method:
 
 def _offered(name: str, process: ModuleType, theory: ModuleType, paths: ModuleType) -> Method:
     more = {part: getattr(theory, part, None) for part in OPTIONAL}
-    arrays, last = getattr(theory, "ARRAYS", False), getattr(paths, "LAST_MATTERS", True)
-    return Method(name, process.Parameters, process.decode, theory.predict, paths.walk, arrays, last, **more)
+    together, last = getattr(theory, "predict_points", None), getattr(paths, "LAST_MATTERS", True)
+    return Method(name, process.Parameters, process.decode, theory.predict, paths.walk, together, last, **more)
 
 
 def parameters(name: Any) -> type[MethodParameters]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -338,7 +338,7 @@ def round_prices(cost: UnitCost, longest: int, *, apart: bool = False, texts: in
     """
     drafted = np.arange(longest + 1.0)
     draft = cost.required("draft") * cost.draft_slowdown(texts)
-    verify = cost.target_pass * np.array([cost.slowdown(width * texts, texts) for width in range(1, longest + 2)])
+    verify = cost.target_pass * cost.slowdowns(np.arange(1, longest + 2) * texts, texts)
     time, busy = (drafted * draft * share + verify for share in (1.0, cost.draft_devices))
     operations = texts * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
     return RoundPrices(time + np.where(drafted > 0, 2 * cost.link * apart, 0.0), busy, operations)
@@ -362,14 +362,25 @@ _ROWS = 32
 
 
 class Moments(NamedTuple):
-    """Mean and variance of the time, means of unit-time, arithmetic, rounds and drafted tokens of one decoding."""
+    """Mean and variance of the time, means of unit-time, arithmetic, rounds and drafted tokens of a decoding, or arrays of them."""
 
-    time: float
-    variance: float
-    busy: float
-    operations: float
-    rounds: float
-    drafted: float
+    time: Any
+    variance: Any
+    busy: Any
+    operations: Any
+    rounds: Any
+    drafted: Any
+
+
+class RoundChoice(NamedTuple):
+    """A decoding in rounds of one draft length: what its moments are asked for."""
+
+    draft_length: int
+    tokens: int
+    law: AcceptanceLaw
+    prices: RoundPrices
+    cut: bool = True
+    """Whether the last drafts are cut to what remains to be decoded."""
 
 
 def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices, *, cut: bool = True) -> Moments:
@@ -380,15 +391,34 @@ def moments(draft_length: int, tokens: int, law: AcceptanceLaw, prices: RoundPri
     >>> round(moments(3, 128, Iid(0.79), RoundPrices(flat, flat, flat)).rounds, 3)  # 128 / 2.907 is 44.030
     44.446
     """
-    if isinstance(law, Replay | ReplayRounds):
-        return _of_records(draft_length, tokens, law, prices, cut)
-    if isinstance(law, ReplayChances):
-        return mixed([moments(draft_length, tokens, chain, prices, cut=cut) for chain in law.chains])
-    if not isinstance(law, Chain | Rounds):
-        raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
-    state, _ = _forward(draft_length, tokens, law, prices, cut)
-    _, mean, square, *rest = state[:, tokens].sum(axis=1).tolist()
-    return Moments(mean, max(square - mean**2, 0.0), *rest)
+    return moments_of_many([RoundChoice(draft_length, tokens, law, prices, cut)])[0]
+
+
+def moments_of_many(choices: Sequence[RoundChoice]) -> list[Moments]:
+    """The moments of many decodings; those whose laws are chains, or by rounds, are computed together."""
+    found: dict[int, Moments] = {}
+    chains: list[int] = []
+    for index, (draft_length, tokens, law, prices, cut) in enumerate(choices):
+        if isinstance(law, Replay | ReplayRounds):
+            found[index] = _of_records(draft_length, tokens, law, prices, cut)
+        elif isinstance(law, ReplayChances):
+            found[index] = mixed(moments_of_many([RoundChoice(draft_length, tokens, each, prices, cut) for each in law.chains]))
+        elif isinstance(law, Chain | Rounds):
+            chains.append(index)
+        else:
+            raise checks.ParameterError("this law of outcomes has no closed form for drafts; ask for views = ['paths']")
+    # Of one size together: what is shorter is filled up with zeros.
+    chains.sort(key=lambda index: (choices[index].tokens, choices[index].draft_length))
+    while chains:
+        last = choices[chains[-1]]
+        size = max(_MOST_CELLS // (last.tokens * (last.draft_length + 1)), 1)
+        chains, part = chains[:-size], chains[-size:]
+        found |= zip(part, _moments_of_chains([choices[index] for index in part]), strict=True)
+    return [found[index] for index in range(len(choices))]
+
+
+_MOST_CELLS = 150_000
+"""Positions times places in a draft times decodings that are computed together: about a megabyte an array."""
 
 
 class Starts(NamedTuple):
@@ -405,41 +435,92 @@ def starts(draft_length: int, tokens: int, law: Chain | Rounds) -> Starts:
     >>> [each.tolist() for each in starts(2, 5, ByPosition([1, 1, 0, 0, 1]))]
     [[1.0, 0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0, 0.0]]
     """
-    nothing = np.zeros(draft_length + 1)
-    state, whole = _forward(draft_length, tokens, law, RoundPrices(nothing, nothing, nothing), True)
-    return Starts(state[0, :tokens].sum(axis=1), whole[:tokens])
+    steps = _RoundSteps([(draft_length, tokens, law)])
+    [mass] = steps.forward(np.zeros((tokens, 1)), first=False)
+    count, behind_whole = steps.count[:, 0], np.zeros(tokens + 1)
+    np.add.at(behind_whole, np.arange(tokens) + 1 + count, (mass * steps.whole).sum(axis=1)[:, 0] * (count > 0))
+    return Starts(mass.sum(axis=1)[:, 0], behind_whole[:tokens])
 
 
-def _forward(
-    draft_length: int, tokens: int, law: Chain | Rounds, prices: RoundPrices, cut: bool
-) -> tuple[Floats, Floats]:
-    low, high = law.draft_chances(tokens, draft_length)
-    whole = np.zeros(tokens + 1)
-    # Mass, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens; position; outcome before.
-    state = np.zeros((7, tokens + 1, 2))
-    state[0, 0, 0] = 1.0
-    for start in range(tokens):
-        count = min(draft_length, tokens - 1 - start)
-        drafted = count if cut else draft_length
-        time, busy, operations = (price[drafted] for price in prices)
-        mass, first = state[0, start], state[1, start]
-        spent = state[:, start] + np.array(
-            [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, operations * mass, mass, drafted * mass]
-        )
-        along = start + np.arange(count), np.arange(count)
-        for before in (0, 1):
-            rates = high[along].copy()
-            if count and not before:
-                rates[0] = low[start, 0]
-            survival = np.concatenate([[1.0], np.cumprod(rates)])
-            ends = survival[:-1] * (1 - rates)
-            state[:, start + 1 : start + 1 + count, 0] += spent[:, before, None] * ends
+class _RoundSteps:
+    """What rounds that start at each position come to, of several decodings side by side.
+
+    Arrays have the axes (position, outcome before it, tokens of the round less one, decoding). Of decodings with fewer tokens or
+    shorter drafts the rest is zero. Where no outcome says anything of the next, the axis of the outcome before has one entry.
+    """
+
+    def __init__(self, decodings: Sequence[tuple[int, int, Chain | Rounds]]) -> None:
+        lengths, tokens = (np.array([each[axis] for each in decodings]) for axis in (0, 1))
+        self.tokens, longest, size = int(tokens.max()), int(lengths.max()), len(decodings)
+        low, high = np.zeros((2, self.tokens, longest + 1, size))
+        for index, (length, count, law) in enumerate(decodings):
+            low[:count, : length + 1, index], high[:count, : length + 1, index] = law.draft_chances(count, length)
+        position, place, each = np.arange(self.tokens)[:, None, None], np.arange(longest)[None, :, None], np.arange(size)
+        remaining = tokens - 1 - position[:, 0]
+        self.count = np.clip(remaining, 0, lengths)  # drafted tokens that can be used; shape (position, decoding)
+        drafted = place < self.count[:, None]
+        along = high[np.minimum(position + place, self.tokens - 1), place, each]
+        alike = np.array_equal(low, high)
+        self.ends = np.zeros((self.tokens, 1 if alike else 2, longest + 1, size))
+        self.goes_on = np.zeros_like(self.ends) if not alike else None
+        self.whole = np.zeros((self.tokens, 1 if alike else 2, size))
+        last = np.minimum(position[:, 0] + self.count, self.tokens - 1), self.count, each
+        begun = remaining >= 0
+        for before in range(self.ends.shape[1]):
+            rates = along.copy()
+            if not before and longest:
+                rates[:, 0] = low[:, 0]
+            survival = np.cumprod(np.where(drafted, rates, 1.0), axis=1)
+            self.whole[:, before] = survival[:, -1] * begun if longest else begun
+            ends = self.ends[:, before]
+            if longest:
+                reached = np.concatenate([np.ones((self.tokens, 1, size)), survival[:, :-1]], axis=1)
+                ends[:, :longest] = np.where(drafted, reached * (1 - rates), 0.0)
+            if self.goes_on is None:
+                ends[position[:, 0], self.count, each] += self.whole[:, before]
+                continue
             # The token behind a whole draft has an outcome too: it is before the next round's first.
-            behind = (high if count or before else low)[start + count, count]
-            for outcome, chance in ((0, 1 - behind), (1, behind)):
-                state[:, start + 1 + count, outcome] += spent[:, before] * (survival[-1] * chance)
-            whole[start + 1 + count] += state[0, start, before] * survival[-1] * (count > 0)
-    return state, whole
+            behind = high[last] if before else np.where(self.count > 0, high[last], low[last])
+            ends[position[:, 0], self.count, each] += self.whole[:, before] * (1 - behind)
+            self.goes_on[position[:, 0], before, self.count, each] = self.whole[:, before] * behind
+
+    def forward(self, times: Floats, *, first: bool = True) -> list[Floats]:
+        """The chance that a round starts at each position by the outcome before it, and with `first` the mean time until then on
+        these paths; `times` has what a round takes that starts there, shape (position, decoding).
+        """
+        fields = 1 + first
+        _, before, most, size = self.ends.shape
+        state = np.zeros((self.tokens + most, fields, before, size))
+        state[0, 0, 0] = 1.0
+        found = np.empty((self.tokens, fields, before, size))
+        for start in range(self.tokens):
+            found[start] = spent = state[start]
+            if first:
+                spent = spent.copy()
+                spent[1] += times[start] * spent[0]
+            ahead = state[start + 1 : start + 1 + most]
+            ends, goes_on = self.ends[start], None if self.goes_on is None else self.goes_on[start]
+            for outcome in range(before):
+                ahead[:, :, 0] += spent[None, :, outcome] * ends[outcome][:, None]
+                if goes_on is not None:
+                    ahead[:, :, 1] += spent[None, :, outcome] * goes_on[outcome][:, None]
+        return [found[:, field] for field in range(fields)]
+
+
+def _moments_of_chains(choices: Sequence[RoundChoice]) -> list[Moments]:
+    steps = _RoundSteps([(each.draft_length, each.tokens, each.law) for each in choices])  # type: ignore[misc]
+    lengths, cut = np.array([each.draft_length for each in choices]), np.array([each.cut for each in choices])
+    drafted = np.where(cut, steps.count, lengths)
+    table = np.zeros((3, len(choices), int(lengths.max()) + 1))
+    for index, each in enumerate(choices):
+        for row, price in zip(table, each.prices, strict=True):
+            row[index, : each.draft_length + 1] = price[: each.draft_length + 1]
+    time, busy, operations = table[:, np.arange(len(choices)), drafted]
+    mass, first = (each.sum(axis=1) for each in steps.forward(time))
+    mean = (mass * time).sum(axis=0)
+    square = (time * (2 * first + time * mass)).sum(axis=0)
+    totals = mean, np.maximum(square - mean**2, 0.0), *((mass * each).sum(axis=0) for each in (busy, operations, 1.0, drafted))
+    return [Moments(*values) for values in zip(*(each.tolist() for each in totals), strict=True)]
 
 
 def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices, cut: bool) -> Moments:

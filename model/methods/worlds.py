@@ -1,22 +1,63 @@
-"""The world of one decoding, from the outcomes that were drawn for it, whoever drew them."""
+"""Worlds in which the outcomes that a method asks for follow given laws: one way, for the simulator and for forced runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from model.interpret.world import DraftOutcomes, Lossy, World, together
 from model.methods.method_parameters import MethodParameters
-from model.outcomes.outcome_kinds import any_lossy
+from model.outcomes import random_streams
+from model.outcomes.outcome_kinds import KINDS, any_lossy
+
+
+def worlds(
+    parameters: MethodParameters, prompt: int, tokens: int, laws: Mapping[str, Any], seed: int, replications: range, *,
+    ranked: bool = True,
+) -> Iterator[World]:
+    """What models would answer in these replications, which lie in one block, behind a prompt of positions 0 to prompt - 1.
+
+    `laws` are by the kind of outcome (`model.outcomes.outcome_kinds`). Which of several early candidates is the right one is
+    assumed to be any of them with equal chances, by a random stream of its own; without `ranked` it is the first.
+    """
+    drawn = {name: _drawn(parameters, tokens, name, law, seed, replications, ranked) for name, law in laws.items()}
+    for index in range(len(replications)):
+        yield world_of(parameters, prompt, {name: outcomes[index] for name, outcomes in drawn.items()})
+
+
+def _drawn(
+    parameters: MethodParameters, tokens: int, name: str, law: Any, seed: int, replications: range, ranked: bool
+) -> list[Any]:
+    """The outcomes of one kind in each replication, as `world_of` takes them."""
+    block = replications.start // random_streams.BLOCK
+    own = slice(replications.start - block * random_streams.BLOCK, replications.stop - block * random_streams.BLOCK)
+
+    def draws(purpose: str, positions: int) -> Iterator[Any]:
+        return (tile[:, own] for tile in random_streams.tiles(seed, purpose, block, positions))
+
+    kind, sequences = KINDS[name], parameters.decoded_sequences
+    if kind.drafted:
+        purposes = [random_streams.of_text(name, sequence) for sequence in range(sequences)]
+        survivors = [law.survivors(draws(purpose, tokens), parameters.longest_draft).T.tolist() for purpose in purposes]
+        return [*zip(*survivors, strict=True)]
+    positions = kind.positions(tokens, sequences)
+    rows = [tile.copy() for tile in law.sample(draws(name, positions))] if positions else []
+    found = np.concatenate(rows).T if rows else np.empty((len(replications), 0), dtype=np.int64)
+    if kind.ranked and ranked:
+        which = np.concatenate([tile.copy() for tile in draws("rank", positions)]).T
+        found = found * (1 + (which * parameters.match_candidates).astype(np.int64))
+    return [each.reshape(-1, sequences).T.tolist() if kind.of_sequences else each.tolist() for each in found]
 
 
 def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, Any]) -> World:
-    """What models would answer in a decoding behind a prompt of positions 0 to prompt - 1.
+    """The world of one decoding, from what was drawn for it.
 
-    `outcomes` has what was drawn of each kind (`model.outcomes.outcome_kinds`) that the method asks for, by output position: of
-    `match` which of the early candidates is right, 0 for none; of kinds that are drafted how many tokens survive if a draft starts
-    there, a list for each sequence; of `confidence` the doubts of `World`; of `decision` what becomes of the small model's token;
-    of `exit` how many layers a token needs, a list for each sequence.
+    `outcomes` are by kind, and each by output position: of `match` which of the early candidates is right, 0 for none; of kinds
+    that are drafted how many tokens survive if a draft starts there, a list for each sequence; of `confidence` the doubts of
+    `World`; of `decision` what becomes of the small model's token; of `exit` how many layers a token needs, a list for each
+    sequence.
 
     >>> from model.methods.ppd.algorithm import Parameters
     >>> world_of(Parameters(layers=8, exit_layer=4, candidates=2), 1, {"match": [2, 0]}).matches
@@ -27,8 +68,8 @@ def world_of(parameters: MethodParameters, prompt: int, outcomes: Mapping[str, A
         return Lossy(prompt, layers, outcomes.get("decision", ()), outcomes.get("exit", ()))
     if not roles:
         return World(prompt, layers, outcomes.get("match", ()))
-    worlds = []
+    answers = []
     for sequence in range(parameters.decoded_sequences):
         drafts = {role: DraftOutcomes(of, outcomes[kind][sequence]) for role, (of, kind) in parameters.IMITATES.items()}
-        worlds.append(World(prompt, layers, drafts=drafts, doubts=outcomes.get("confidence", ())))
-    return together(worlds)
+        answers.append(World(prompt, layers, drafts=drafts, doubts=outcomes.get("confidence", ())))
+    return together(answers)

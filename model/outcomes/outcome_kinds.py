@@ -38,6 +38,8 @@ class OutcomeKind:
         position, whatever the method does.
     lossy
         Whether methods that ask for it put out other tokens than the target would.
+    ranked
+        Whether it is one of several candidates, and which one is drawn too.
     of_last
         Whether there is one of the last token.
     of_sequences
@@ -49,6 +51,7 @@ class OutcomeKind:
     forced: tuple[str, ...] | None
     drafted: bool = False
     lossy: bool = False
+    ranked: bool = False
     of_last: bool = True
     of_sequences: bool = False
 
@@ -63,7 +66,7 @@ class OutcomeKind:
 
 
 _ALL = (
-    OutcomeKind("match", (RateColumn("match_rate", "match"),), ("match_rate",)),
+    OutcomeKind("match", (RateColumn("match_rate", "match"),), ("match_rate",), ranked=True),
     OutcomeKind("accept", (RateColumn("acceptance_rate", "acceptance"),), ("acceptance_rate",), drafted=True),
     OutcomeKind("medium_accept", (RateColumn("medium_acceptance_rate"),), ("medium_acceptance_rate",), drafted=True),
     OutcomeKind("confidence", (RateColumn("low_if_accepted"), RateColumn("low_if_rejected")), None),

@@ -12,7 +12,7 @@ from model.interpret.account import Bill
 from model.methods import registry
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
-from sim.views import agreement, evaluation, metrics
+from sim.views import agreement, formula_view, metrics, point_columns
 from sim.views.metrics import Sums
 
 FEW_POINTS = 200
@@ -42,7 +42,7 @@ def sampled_row(sums: Sums, case: Case, formula: dict[str, float] | None, view: 
         if formula and formula[name] and formula.get(f"{name}_input_low") is not None:
             for bound in ("input_low", "input_high"):
                 row[f"{name}_{bound}"] = values[name] * formula[f"{name}_{bound}"] / formula[name]
-    row |= evaluation.over_one_device(case, row)
+    row |= formula_view.over_one_device(case, row)
     row |= {"latency_sd_layers": spread, "replications": sums.count, "held_units": float(case.devices(case.held))}
     return row
 
@@ -70,12 +70,12 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
     for (view, point), part in partial.filter(pl.col("view") != "formula").group_by("view", "point", maintain_order=True):
         case = grid.case(point)
         if view != "events" and case.contended:
-            rows.append(evaluation.without_value(grid, point, case) | {"view": view})
+            rows.append(point_columns.without_value(grid, point, case) | {"view": view})
             continue
         formula = None if case.contended else by_point[point] if point in by_point else _formula(grid, point)
         # Summed without rounding in between: it does not matter in which order, or how a point was cut.
         sums = Sums(int(part["count"].sum()), *(math.fsum(part[name]) for name in SUMS if name != "count"))
-        row = evaluation.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
+        row = point_columns.described(grid, point, case) | {"view": view} | sampled_row(sums, case, formula, view)
         if formula is not None and theory.height and (view == "paths" or point not in walked):
             rounds = {name: math.fsum(part[name]) for name in ("rounds", "drafted", *agreement.SQUARES) if _whole(part, name)}
             disagreements += agreement.with_the_formula(point, case, formula, sums, rounds, str(view), grid.points)
@@ -83,11 +83,11 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
             means = [math.fsum(part[name]) / sums.count for name in ROUNDS[:3]]
             each_round = metrics.per_round(case.outputs, *means)
             row |= {name: float(value) for name, value in each_round.items()}
-            row |= evaluation.straggling(case, means[0], row["latency_layers"])
+            row |= formula_view.straggling(case, means[0], row["latency_layers"])
         elif "operations" in part.columns and part["operations"].count():
             row["operations_per_token"] = math.fsum(part["operations"]) / sums.count / case.outputs
         else:
-            row |= evaluation.operations_of(case, row["compute_per_token"], sampled=True)
+            row |= formula_view.operations_of(case, row["compute_per_token"], sampled=True)
         if case.shapes and BILL[0] in part.columns and part[BILL[0]].count():
             row |= metrics.worked(Bill(*(math.fsum(part[name]) for name in BILL)), sums.count * case.outputs, case.full_batch)
         if view == "events":
@@ -119,8 +119,8 @@ def _formula(grid: Grid, point: int) -> dict[str, float] | None:
     """The theory's row, or none where the theory has no value for this point."""
     try:
         case = grid.case(point)
-        return None if case.contended else evaluation.formula_row(case)
-    except evaluation.EXPECTED:
+        return None if case.contended else formula_view.formula_row(case)
+    except formula_view.EXPECTED:
         return None
 
 

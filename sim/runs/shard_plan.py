@@ -10,15 +10,16 @@ import math
 from dataclasses import dataclass
 
 from model.base.checks import ParameterError
+from model.methods import registry
 from model.outcomes import random_streams
 from sim.scenarios import cases
 from sim.scenarios.grid import Grid
-from sim.views import evaluation
 
 SHARD_SECONDS = 1.0
 SECONDS_PER_PASS, SECONDS_PER_COIN = 6e-6, 1e-8
 """Rough costs, for cutting work into shards and for estimates; results do not depend on how right they are."""
-FORMULA_POINTS, ARRAY_POINTS = 2_000, 200_000
+FORMULA_POINTS, POINTS_TOGETHER = 2_000, 20_000
+"""Points of a shard of the formula: of a theory that is asked one by one, and of one that is asked for many together."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,6 @@ class ShardPlan:
     def __init__(self, grid: Grid) -> None:
         settings = grid.base.get("scenario", {})
         self.grid = grid
-        self.arrays = evaluation.takes_arrays(grid)
         self.views = tuple(settings.get("views", cases.VIEWS))
         largest = self._largest(grid)
         paths, events = self._replications()
@@ -46,7 +46,9 @@ class ShardPlan:
         # A power of two, so that no piece of events crosses from one block of coins into the next.
         runs = 2 ** max(0, min(12, math.floor(math.log2(SHARD_SECONDS / run_seconds))))
         self.size = {"formula": 1, "paths": random_streams.BLOCK, "events": runs}
-        self.seconds = {"formula": 1e-3, "paths": path_seconds, "events": run_seconds * min(runs, events)}
+        self.together = registry.method(largest.method).predict_together is not None
+        formula = 1e-4 if self.together else 1e-3
+        self.seconds = {"formula": formula, "paths": path_seconds, "events": run_seconds * min(runs, events)}
 
     def _largest(self, grid: Grid) -> cases.Case:
         """The point whose decoding is taken as the measure of all: the last, since axes are mostly written upwards."""
@@ -68,7 +70,7 @@ class ShardPlan:
     def step(self, view: str) -> int:
         """Pieces in one shard of a view."""
         if view == "formula":
-            return ARRAY_POINTS if self.arrays else FORMULA_POINTS
+            return POINTS_TOGETHER if self.together else FORMULA_POINTS
         return max(1, int(SHARD_SECONDS / self.seconds[view]))
 
     def count(self) -> int:
@@ -92,8 +94,7 @@ class ShardPlan:
 
     def estimate(self) -> float:
         """Seconds on one core, roughly."""
-        each = self.seconds | ({"formula": 1e-6} if self.arrays else {})
-        return float(sum(self.pieces(view) * each[view] for view in self.views))
+        return float(sum(self.pieces(view) * self.seconds[view] for view in self.views))
 
     def file(self, shard: Shard, fingerprint: str) -> str:
         """The name of a shard's file: what it holds, and a hash of all that decides what is in it; its content's is added to it."""

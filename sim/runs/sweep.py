@@ -29,7 +29,7 @@ from sim.runs.shard_plan import Shard, ShardPlan
 from sim.scenarios import outcomes_section, scenario_file
 from sim.scenarios.grid import Grid, parse_axis
 from sim.scenarios.scenario_file import Tables
-from sim.views import evaluation
+from sim.views import evaluation, formula_view
 
 ASK_BEYOND = 10_000_000
 """Points of a grid beyond which a run must be asked for twice."""
@@ -46,31 +46,22 @@ class RunError(RuntimeError):
     """A run that could not go on; what was finished is kept."""
 
 
-def compute(tables: Tables, shard: Shard, path: Path, allowed: Sequence[str] = ()) -> tuple[Shard, Path]:
-    """Compute a shard and write it: what a worker does, with the methods that its parent allows. Tells where it is."""
+def compute(
+    tables: Tables, shard: Shard, path: Path, allowed: Sequence[str] = (), plan: ShardPlan | None = None
+) -> tuple[Shard, Path]:
+    """Compute a shard and write it, with the methods that are allowed. Tells where it is.
+
+    A worker makes the plan of its tables once; where no workers are started it is the run's own.
+    """
     with registry.allowing(allowed):
-        grid = Grid(tables, check=False)
-        plan = ShardPlan(grid)
-        frame = _arrays(grid, shard) if shard.view == "formula" and plan.arrays else None
-        if frame is None:
+        plan = plan or _plan_of(tables)
+        grid = plan.grid
+        if shard.view == "formula":
+            frame = formula_view.frame(grid, shard.first, shard.last)
+        else:
             rows, failures = evaluation.evaluate(grid, shard.view, plan.work(shard))
             frame = pl.DataFrame([*rows, *failures], infer_schema_length=None)
         return shard, write_hashed(path, parquet(frame))
-
-
-def _arrays(grid: Grid, shard: Shard) -> pl.DataFrame | None:
-    try:
-        columns = evaluation.formula_columns(grid, shard.first, shard.last)
-    except ParameterError:
-        return None  # at some of these points; one by one it will be seen at which
-    size = shard.last - shard.first
-
-    def column(name: str, value: Any) -> pl.Series:
-        if isinstance(value, np.ndarray):
-            return pl.Series(name, value.tolist() if value.dtype == object else value)
-        return pl.Series(name, [value]).new_from_index(0, size)
-
-    return pl.DataFrame([column(name, value) for name, value in columns.items()])
 
 
 @dataclass(frozen=True)
@@ -94,6 +85,18 @@ class Report:
     def frame(self, rows: int | None = None) -> pl.DataFrame:
         """The table of results, or its first rows."""
         return (self.table() if rows is None else self.table().head(rows)).collect()
+
+
+_plans: dict[str, ShardPlan] = {}
+"""The plan that a worker made last: points that its shards share are resolved once."""
+
+
+def _plan_of(tables: Tables) -> ShardPlan:
+    key = scenario_file.fingerprint(tables)
+    if key not in _plans:
+        _plans.clear()
+        _plans[key] = ShardPlan(Grid(tables, check=False))
+    return _plans[key]
 
 
 def resolve(
@@ -220,7 +223,7 @@ def _run(plan: ShardPlan, folder: Path, jobs: int | None, progress: Callable[[in
     done = _held(todo)
     resumed = len(done)
     missing = {shard: path for shard, path in todo.items() if shard not in done}
-    for shard, path in _computed(tables, missing, _workers(jobs, plan, len(missing))):
+    for shard, path in _computed(plan, missing, _workers(jobs, plan, len(missing))):
         done[shard] = path
         if progress is not None:
             progress(len(done), len(todo))
@@ -301,11 +304,12 @@ def _held(todo: Mapping[Shard, Path]) -> dict[Shard, Path]:
     return found
 
 
-def _computed(tables: Tables, missing: dict[Shard, Path], workers: int) -> Iterator[tuple[Shard, Path]]:
+def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: int) -> Iterator[tuple[Shard, Path]]:
     """Compute shards, telling of each where it is; those of a worker that dies are given to others."""
+    tables = plan.grid.tables
     if workers == 1:
         for shard, path in missing.items():
-            yield compute(tables, shard, path)
+            yield compute(tables, shard, path, plan=plan)
         return
     import joblib
     from joblib.externals.loky.process_executor import BrokenProcessPool

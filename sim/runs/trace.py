@@ -16,7 +16,7 @@ from sim.engine.events import Run
 from sim.runs.sweep import resolve
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
-from sim.views import evaluation
+from sim.views import evaluation, point_columns
 
 _PROCESS = 1
 _MILLISECOND = 1_000_000  # [ns]; what one layer-time is shown as
@@ -74,9 +74,9 @@ def _recorded(
         if tokens is not None:
             checks.whole("tokens", tokens, 1)
             case = _shortened(case, min(tokens, case.settings.tokens))
-        [world] = evaluation.worlds(case, replication, replication + 1)
+        [world] = evaluation.worlds_of(case, replication, replication + 1)
         run: Run = evaluation.simulate(case, world, record=True)
-        return run, case, evaluation.described(grid, point, case) | {"scenario": grid.tables["scenario"].get("name", "")}
+        return run, case, point_columns.described(grid, point, case) | {"scenario": grid.tables["scenario"].get("name", "")}
 
 
 def _shortened(case: Case, tokens: int) -> Case:

@@ -263,6 +263,12 @@ class Case:
     fitted_on: str | None = None
     """The published times that its overhead is fitted to."""
 
+    def with_outcomes(self, outcomes: Mapping[str, Outcome]) -> Case:
+        """The same point with these outcomes; what is known of it already is kept."""
+        case = object.__new__(Case)
+        vars(case).update(vars(self), outcomes=outcomes)
+        return case
+
     @property
     def outcome(self) -> Outcome | None:
         """The first of its outcomes: of most methods the only one."""
@@ -352,6 +358,19 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
 
     `used` has the costs that each method looks at somewhere on the grid, where that is more than at this point.
     """
+    case = resolve_but_outcomes(tables, index, used)
+    return case.with_outcomes(resolve_outcomes(tables, index, case))
+
+
+def resolve_outcomes(tables: Tables, index: int, case: Case) -> dict[str, Outcome]:
+    """The outcomes of one point, of which `case` has the rest."""
+    own = method_tables(tables)[index].get("outcomes")
+    laws, where = (tables.get("outcomes"), "outcomes") if own is None else (own, "method.outcomes")
+    return outcomes_section.resolve(laws, where, case.method, case.parameters, case.settings.tokens)
+
+
+def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ()) -> Case:
+    """The checked objects of one point but for its outcomes: many points may share them."""
     for key in tables:
         if key not in SECTIONS:
             raise ParameterError(f"unknown section [{key}]; {checks.nearest(key, SECTIONS)}")
@@ -402,8 +421,6 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
         _refuse_narrow(model, widest, parameters, where["cost"], name)
         model = model.of_batch(parameters.full_batch, widest)
     machine = build(Machine, tables.get("cluster", {}), "cluster")
-    laws = tables.get("outcomes") if own["outcomes"] is None else own["outcomes"]
-    found = outcomes_section.resolve(laws, where["outcomes"], name, parameters, settings.tokens)
     cluster = machine.cluster(parameters.units)
     parameters = parameters.with_costs(model)
     if priced is not None:
@@ -411,10 +428,10 @@ def resolve(tables: Tables, index: int = 0, used: Sequence[frozenset[str]] = ())
             model = replace(model, draft_devices=1 / priced.ways)
             ends = {end: replace(getattr(priced.point, end), draft_devices=1 / priced.ways) for end in ("cost", "slow", "fast")}
             priced = replace(priced, point=replace(priced.point, **ends))
-        return Case(name, parameters, settings, found, model, priced.point.seconds_per_layer, cluster, priced.shapes, priced)
+        return Case(name, parameters, settings, {}, model, priced.point.seconds_per_layer, cluster, priced.shapes, priced)
     shapes = _shapes(cost, parameters, name, where["cost"])
     seconds = cost.seconds(parameters.layers)
-    return Case(name, parameters, settings, found, model, seconds, cluster, shapes, fitted_on=cost.fitted_on)
+    return Case(name, parameters, settings, {}, model, seconds, cluster, shapes, fitted_on=cost.fitted_on)
 
 
 def _depths(cost: Cost | HardwareCost, parameters: MethodParameters, table: Tables) -> dict[str, int]:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from model.base import checks
 from model.base.checks import ParameterError
 from model.base.table_records import parse_value
-from sim.scenarios import cases, scenario_file
+from sim.scenarios import cases, outcomes_section, scenario_file
 from sim.scenarios.cases import Case
+from sim.scenarios.outcome_records import Outcome
 from sim.scenarios.scenario_file import SECTIONS, Tables
 
-KEPT = 256
-"""Resolved points that a grid keeps."""
+KEPT = 4096
+"""Parts of points that a grid keeps once they are resolved: points share what does not vary."""
 LOOKED_AT_UP_TO = 512
 """A grid of no more points is looked at whole before it is run; of a larger one, each axis by itself."""
 ELSEWHERE = 64
@@ -97,7 +98,8 @@ class Grid:
         self.axes = tuple(Axis(path, _values(path, values)) for path, values in sweep.items())
         self.methods = len(scenario_file.method_tables(self.base))
         self.shape = (max(self.methods, 1), *(len(axis.values) for axis in self.axes))
-        self._cases: dict[int, Case] = {}
+        self._choices: _Kept[Case] = _Kept()
+        self._outcomes: _Kept[Mapping[str, Outcome]] = _Kept()
         self.points = 1
         for size in self.shape:
             self.points *= size
@@ -153,19 +155,56 @@ class Grid:
         return {axis.path: axis.values[index] for axis, index in zip(self.axes, where, strict=True)}
 
     def case(self, point: int) -> Case:
-        """The checked objects of a point; those asked for lately are kept, since every view and the plan ask for them."""
-        if point not in self._cases:
-            if len(self._cases) >= KEPT:
-                self._cases.pop(next(iter(self._cases)))
-            self._cases[point] = self._resolved(point)
-        return self._cases[point]
+        """The checked objects of a point. Points share what does not vary: all but outcomes, and outcomes of one choice."""
+        where = self.indices(point)
+        case = self.choice(where)
+        return case.with_outcomes(self.outcomes(where, case))
 
-    def _resolved(self, point: int) -> Case:
-        method, *where = self.indices(point)
-        tables = copy.deepcopy(self.base)
-        for axis, index in zip(self.axes, where, strict=True):
+    def choice(self, where: Sequence[int]) -> Case:
+        """The checked objects of a point, by its index on each axis, but for its outcomes."""
+        key = tuple([index for index, kind in zip(where, self.kinds, strict=True) if kind != "outcomes"])
+        return self._choices.get(key, lambda: self._resolved(where))
+
+    def outcomes_key(self, case: Case) -> tuple[Any, ...]:
+        """What outcomes depend on besides axes: which ones a choice asks for, and depths that shapes say, and so costs."""
+        depths = () if self.fixed_outcomes else tuple([case.parameters.depth(role) for role in case.parameters.roles])
+        return case.parameters.outcomes, depths
+
+    @cached_property
+    def outcomes_axes(self) -> tuple[bool, ...]:
+        """Whether outcomes may depend on the method (first), and on each axis."""
+        known = ("outcomes",) if self.fixed_outcomes else ("method", "outcomes", "tokens")
+        return True, *(kind in known for kind in self.kinds[1:])
+
+    @cached_property
+    def fixed_outcomes(self) -> bool:
+        """Whether all laws of the grid are the same whatever the method's parameters and the tokens are."""
+        if any(axis.path.rpartition(".")[2] in ("kind", "name") for axis in self.axes):
+            return False
+        own = [table.get("outcomes") for table in scenario_file.method_tables(self.base)]
+        return all(outcomes_section.fixed(table) for table in [self.base.get("outcomes"), *own] if table is not None)
+
+    def outcomes(self, where: Sequence[int], case: Case) -> Mapping[str, Outcome]:
+        """The outcomes of a point, of which `case` has the rest."""
+        shared = [index for index, relevant in zip(where, self.outcomes_axes, strict=True) if relevant]
+        key = (*shared, *self.outcomes_key(case))
+        return self._outcomes.get(key, lambda: cases.resolve_outcomes(self._tables(where), where[0], case))
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """What the method's index and each axis change: `method`, `outcomes`, `tokens`, or `other` things."""
+        return "method", *(_kind(axis.path) for axis in self.axes)
+
+    def _resolved(self, where: Sequence[int]) -> Case:
+        case = cases.resolve_but_outcomes(self._tables(where), where[0], self.used)
+        case.contention  # noqa: B018  it is kept: all points of this choice share it
+        return case
+
+    def _tables(self, where: Sequence[int]) -> Tables:
+        tables: Tables = _copied(self.base)
+        for axis, index in zip(self.axes, where[1:], strict=True):
             scenario_file.apply(tables, axis.path, axis.values[index])
-        return cases.resolve(tables, method, self.used)
+        return tables
 
     @cached_property
     def used(self) -> list[frozenset[str]]:
@@ -185,6 +224,46 @@ class Grid:
                 except ParameterError:  # its point says so itself
                     continue
                 found = [one | other for one, other in zip(found, more, strict=True)]
+        return found
+
+
+def _copied(tables: Any) -> Any:
+    """A copy of tables in tables, and in lists of them; values are shared."""
+    if isinstance(tables, dict):
+        return {key: _copied(value) if isinstance(value, dict | list) else value for key, value in tables.items()}
+    return [_copied(each) for each in tables] if any(isinstance(each, dict) for each in tables) else tables
+
+
+def _kind(path: str) -> str:
+    first, *rest = path.split(".")
+    if first == "scenario":
+        return rest[0] if rest == ["tokens"] else "other"
+    if first == "outcomes" or (first == "method" and "outcomes" in rest):
+        return "outcomes"
+    return "method" if first == "method" and "cost" not in rest else "other"
+
+
+Part = TypeVar("Part")
+
+
+class _Kept(Generic[Part]):
+    """Parts of points by what tells them apart, or the errors that they are; the oldest give way to new ones."""
+
+    def __init__(self) -> None:
+        self.parts: dict[tuple[Any, ...], Part | ParameterError] = {}
+
+    def get(self, key: tuple[Any, ...], make: Callable[[], Part]) -> Part:
+        found = self.parts.get(key)
+        if found is None:
+            if len(self.parts) >= KEPT:
+                self.parts.pop(next(iter(self.parts)))
+            try:
+                found = make()
+            except ParameterError as error:
+                found = error
+            self.parts[key] = found
+        if isinstance(found, ParameterError):
+            raise found.with_traceback(None)
         return found
 
 

@@ -58,6 +58,9 @@ class LawRecord(ABC):
     RATES: ClassVar[tuple[str, ...]] = ()
     """The keys that say how often: where one of them is set anew, `trials` and `source` are not of it any more."""
 
+    FIXED: ClassVar[bool] = False
+    """Whether the law is the same whatever the method's parameters and the tokens are: points then share it."""
+
     @abstractmethod
     def outcome(self, parameters: MethodParameters, tokens: int) -> Outcome:
         """The law for one point of the grid."""
@@ -68,6 +71,8 @@ class LawRecord(ABC):
 
 class OneRate(LawRecord):
     """Independent outcomes, all with the rate of the first key; `trials` is how many there were."""
+
+    FIXED = True
 
     trials: int | None
     source: str

@@ -54,6 +54,15 @@ def resolve(table: Any, where: str, method: str, parameters: MethodParameters, t
     return {key: _law(table if one else table[key], where if one else f"{where}.{key}", key, parameters, tokens) for key in wanted}
 
 
+def fixed(table: Any) -> bool:
+    """Whether all laws of an [outcomes] table are the same for all parameters of a method and all tokens."""
+    if not isinstance(table, Mapping):
+        return False
+    if "kind" in table:
+        return all(kinds[table["kind"]].FIXED for kinds in LAWS.values() if table["kind"] in kinds)
+    return all(name in LAWS and isinstance(each, Mapping) and fixed(each) for name, each in table.items())
+
+
 def _law(table: Any, where: str, outcome: str, parameters: MethodParameters, tokens: int) -> Outcome:
     if not isinstance(table, Mapping):
         raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")

@@ -19,7 +19,7 @@ from sim.scenarios import cases
 from sim.scenarios.cases import Case
 from sim.theorems.pipelined_examples import CLOSE, rates, whole
 from sim.theorems.theorem import Example, Theorem, at_most, drawn, st
-from sim.views import evaluation
+from sim.views import evaluation, formula_view
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -62,7 +62,7 @@ def _case(x: Example) -> Case:
 
 def _pairs(case: Case) -> list[tuple[float, float]]:
     """Speed-ups and tokens per round, in the mean and on the path on which one exceeds the other by most."""
-    row = evaluation.formula_row(case) if case.method in ("speculative", "hierarchical") else {}
+    row = formula_view.formula_row(case) if case.method in ("speculative", "hierarchical") else {}
     found = [(row["speedup"], row["tokens_per_round"])] if row else []
     tally = evaluation.walk(case, 0)
     assert isinstance(tally, Tally)

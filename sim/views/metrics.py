@@ -75,7 +75,7 @@ def columns() -> list[str]:
     return [f"{name}{bound}" for name in (*ESTIMATES, ONE_DEVICE) for bound in ("", *(f"_{each}" for each in BOUNDS))]
 
 
-def estimates(latency: Any, busy: Any, ratio: Any, plain: Any, tokens: Any, ways: int = 1) -> dict[str, Floats]:
+def estimates(latency: Any, busy: Any, ratio: Any, plain: Any, tokens: Any, ways: Any = 1) -> dict[str, Floats]:
     """All estimates from the means of latency, unit-time and their ratio; arrays of one value per point.
 
     Plain decoding takes `plain` on a unit of `ways` devices; unit-time is in devices.
@@ -99,7 +99,7 @@ def per_round(tokens: Any, rounds: Any, drafted: Any, operations: Any) -> dict[s
     return dict(zip(PER_ROUND, values, strict=True))
 
 
-def of_prediction(prediction: Prediction, tokens: Any, ways: int = 1) -> dict[str, Floats]:
+def of_prediction(prediction: Prediction, tokens: Any, ways: Any = 1) -> dict[str, Floats]:
     """The estimates that the theory gives."""
     return estimates(prediction.latency, prediction.busy, prediction.units_ratio, prediction.plain_latency, tokens, ways)
 

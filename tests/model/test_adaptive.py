@@ -579,7 +579,7 @@ def test_confidence_is_asked_for_by_its_policy_alone() -> None:
 def test_the_world_doubts_as_its_coins_say() -> None:
     case = cases.resolve(tables("confidence", confidence=DOUBT))
     luck = np.concatenate([tile[:, :3].copy() for tile in random_streams.tiles(0, "confidence", 0, 8)])
-    for world, coin in zip(evaluation.worlds(case, 0, 3), luck.T, strict=True):
+    for world, coin in zip(evaluation.worlds_of(case, 0, 3), luck.T, strict=True):
         assert [code & 1 for code in world.doubts] == (coin < 0.7).astype(int).tolist()
         assert [code >> 1 for code in world.doubts] == (coin < 0.1).astype(int).tolist()
     world = World(1, 4, doubts=[0, 1, 2, 3])

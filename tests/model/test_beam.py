@@ -35,7 +35,7 @@ from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.scenarios import scenario_file
 from sim.scenarios.grid import Grid
-from sim.views import evaluation
+from sim.views import evaluation, formula_view, point_columns
 
 DECK = 0.75 / 6.39
 """The deck's cost ratio: milliseconds of a pass of its small model over those of its large one."""
@@ -741,9 +741,9 @@ def test_a_scenario_has_all_three_views() -> None:
             row = evaluation.events_row(case, 0, 40)
             assert not case.contended
             assert row["paths_difference"] <= limit * row["latency"]
-            formula = evaluation.formula_row(case)
+            formula = formula_view.formula_row(case)
             assert formula["held_units"] == case.held == (2 if case.parameters.arrangement == "parallel" else 1)
-            assert evaluation.described(grid, point, case)["exact"] is (case.parameters.rule == "exact")
+            assert point_columns.described(grid, point, case)["exact"] is (case.parameters.rule == "exact")
             paths = evaluation.paths_row(case, 0, 40)
             assert paths["rounds"] == row["rounds"]
             assert paths["drafted"] == row["drafted"]
@@ -752,7 +752,7 @@ def test_a_scenario_has_all_three_views() -> None:
 def test_the_decks_beam_table_as_a_scenario() -> None:
     """128 tokens: a little less than Theorem 3.8 over k, as the last rounds are cut short."""
     grid = Grid(scenario_file.load("beam-deck"))
-    found = [evaluation.formula_row(grid.case(point)) for point in range(grid.points)]
+    found = [formula_view.formula_row(grid.case(point)) for point in range(grid.points)]
     for row, beams, rate in zip(found, (3, 5), (0.79, 0.75), strict=False):
         assert row["speedup"] == pytest.approx(float(finite_speedup(128, rate, 3, DECK)) / beams, rel=1e-12)
     assert [row["speedup"] for row in found[2:]] == [pytest.approx(3 * found[0]["speedup"], rel=1e-12)] * 2
@@ -766,14 +766,15 @@ def test_operations_are_those_of_all_beams() -> None:
     grid = Grid(tables(operations_ratio=0.125))
     for point in range(grid.points):
         case = grid.case(point)
-        formula, paths, events = evaluation.formula_row(case), evaluation.paths_row(case, 0, 40), evaluation.events_row(case, 0, 40)
+        formula = formula_view.formula_row(case)
+        paths, events = evaluation.paths_row(case, 0, 40), evaluation.events_row(case, 0, 40)
         assert paths["operations"] == events["operations"]
         rounds, drafted = paths["rounds"], paths["drafted"]
         assert paths["operations"] == 2 * (rounds + drafted * 1.125)  # two beams, drafted and tested
         per_round = formula["tokens_per_round"], formula["draft_acceptance_rate"], formula["operations_per_token"]
         rounds = 9 / per_round[0]
         assert per_round[2] == pytest.approx(2 * (rounds + (9 - rounds) / per_round[1] * 1.125) / 9, rel=1e-12)
-    assert np.isnan(evaluation.formula_row(Grid(tables()).case(0))["operations_per_token"])
+    assert np.isnan(formula_view.formula_row(Grid(tables()).case(0))["operations_per_token"])
 
 
 def test_a_wider_draft_starts_from_the_beams_that_are_kept() -> None:

@@ -2,8 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,8 @@ from model.costs.layer_times import UnitCost
 from model.interpret.world import World
 from model.methods.ppd import theory as ppd
 from model.methods.ppd.algorithm import Parameters, decode
-from model.methods.stages import sums
+from model.methods.prediction import Choice, PredictionPoints
+from model.methods.stages import moments, sums
 from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
 from model.steps import Forward, Read
 from sim.engine.events import Cluster, simulate
@@ -277,69 +277,62 @@ def test_predict_by_enumeration(form: str, law: str) -> None:
         assert (float(got.units), float(got.plain_latency)) == (choice.units, d * n)
 
 
-def test_predict_on_arrays_is_predict_on_scalars() -> None:
-    fields = ("latency", "latency_variance", "busy", "units_ratio", "units", "plain_latency")
-    grids: dict[str, list[int]] = {"literal": [20, 30, 40], "eager": [20, 40], "flat": [10, 13], "nested": [10, 20, 35]}
-    rates, tokens, k = np.array([0.0, 0.35, 1.0]), np.array([1, 2, 40])[:, None], np.array([1, 3])[:, None, None]
-    for form, exits in grids.items():
-        exit_at = np.array(exits)[:, None, None, None]
-        choices = SimpleNamespace(layers=40, exit_layer=exit_at, candidates=k, form=form, batched=False)
-        many = ppd.predict(choices, tokens, Iid(rates), UnitCost(40))  # type: ignore[arg-type]
-        shape = (len(exits), 2, 3, 3)
-        arrays = {field: np.broadcast_to(getattr(many, field), shape) for field in fields}
-        assert many.latency.shape == (len(exits), 1, 3, 3)
-        assert many.busy.shape == shape
-        for place in np.ndindex(shape):
-            choice = Parameters(40, exits[place[0]], (1, 3)[place[1]], form=form)
-            one = ppd.predict(choice, int(tokens[place[2], 0]), Iid(rates[place[3]]), UnitCost(40))
-            for field, values in arrays.items():
-                if np.isnan(values[place]):
-                    continue  # what has no closed form is summed for a single point only
-                assert values[place] == pytest.approx(float(getattr(one, field)), nan_ok=True), (form, field, place)
+FIELDS = ("latency", "latency_variance", "busy", "units_ratio", "units", "plain_latency")
 
 
-def test_a_flat_grid_may_lie_on_both_sides_of_the_half() -> None:
-    exits = [7, 20, 33]
-    choices = SimpleNamespace(layers=40, exit_layer=np.array(exits), candidates=3, form="flat", batched=False)
-    many = ppd.predict(choices, 9, Iid(0.4), UnitCost(40))  # type: ignore[arg-type]
-    for index, exit_at in enumerate(exits):
-        one = ppd.predict(Parameters(40, exit_at, 3, form="flat"), 9, Iid(0.4), UnitCost(40))
-        assert (many.latency[index], many.busy[index]) == pytest.approx((float(one.latency), float(one.busy)))
+def together(choices: Sequence[Parameters], tokens: Sequence[int], laws: Sequence[Law], cost: UnitCost) -> PredictionPoints:
+    """Every choice at all numbers of tokens under every law, the laws fastest."""
+    each = [Choice(choice, count, cost) for choice in choices for count in tokens]
+    chosen, law = (index.reshape(-1) for index in np.indices((len(each), len(laws))))
+    return PredictionPoints(each, laws, chosen, law)
 
 
-def test_a_grid_of_the_upper_half_lacks_nothing() -> None:
+@pytest.mark.parametrize("cost", [UnitCost(40), UnitCost(40, dispatch=0.5)])
+def test_points_that_are_predicted_together_are_predicted_alone(cost: UnitCost) -> None:
+    """Forms, laws and depths on both sides of the half mixed, in any order."""
+    grids: dict[str, list[int]] = {"literal": [20, 30, 40], "eager": [20, 40], "flat": [7, 13, 20, 33], "nested": [10, 20, 35]}
+    choices = [Parameters(40, exit_at, k, form=form) for form, exits in grids.items() for exit_at in exits for k in (1, 3)]
+    choices = [choice for choice in choices if cost.plain or choice.form != "nested"] + [Parameters(40, 20, 3, batched=True)]
+    points = together(choices, (1, 2, 9), [Iid(0.0), Iid(0.35), Markov(0.5, 0.2), Iid(1.0)], cost)
+    order = np.random.default_rng(1).permutation(points.choice.size)
+    many = ppd.predict_points(points.at(order))
+    for place, at in enumerate(order.tolist()):
+        (choice, count, _), law = points.choices[points.choice[at]], points.laws[points.law[at]]
+        one = ppd.predict(choice, count, law, cost)
+        for field in FIELDS:
+            got, want = getattr(many, field)[place], float(getattr(one, field))
+            assert got == pytest.approx(want, nan_ok=True, rel=1e-12), (choice, count, law, field)
+
+
+def test_closed_forms_are_those_of_enumeration_at_the_half_and_above() -> None:
     """The half itself included: there every form but the nested is Theorem 4.1, with its variance and its mean ratio."""
-    assert ppd.ARRAYS, "predict says that it takes arrays"
     exits, p, n = [20, 29, 40], 0.35, 6
     for form in ("literal", "eager", "flat"):
-        choices = SimpleNamespace(layers=40, exit_layer=np.array(exits), candidates=3, form=form, batched=False)
-        many = ppd.predict(choices, n, Iid(p), UnitCost(40))  # type: ignore[arg-type]
+        choices = [Parameters(40, exit_at, 3, form=form) for exit_at in exits]
+        many = ppd.predict_points(together(choices, (n,), [Iid(p)], UnitCost(40)))
         for index, exit_at in enumerate(exits):
             mean, variance, busy, ratio = expect(paths([p] * (n - 1)), lambda m, e=exit_at: by_runs(40, e, 3, m))
             got = (many.latency[index], many.latency_variance[index], many.busy[index], many.units_ratio[index])
             assert got == pytest.approx((mean, variance, busy, ratio), abs=1e-9)
 
 
-def test_a_grid_is_left_with_what_has_no_closed_form() -> None:
-    """Of several points nothing is summed, whichever of the fields is the array."""
-    plain: dict[str, Any] = {"layers": 12, "exit_layer": 4, "candidates": 2, "form": "nested", "batched": False}
-    for field, value in (("layers", 12), ("exit_layer", 4), ("candidates", 2)):
-        choices = SimpleNamespace(**(plain | {field: np.array([value])}))
-        assert np.isnan(ppd.predict(choices, 5, Iid(0.4), UnitCost(12)).units_ratio).all()  # type: ignore[arg-type]
-    choice = Parameters(**plain)
-    assert np.isnan(ppd.predict(choice, [5], Iid(0.4), UnitCost(12)).units_ratio).all()
-    assert np.isnan(ppd.predict(choice, 5, Iid([0.4]), UnitCost(12)).units_ratio).all()
-    assert np.isfinite(ppd.predict(choice, 5, Iid(0.4), UnitCost(12)).units_ratio)
-
-
-def test_the_ratio_of_a_large_grid_is_left_out_and_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The grid has 3 points of at most 40 tokens: 120 terms."""
-    choice, law = SimpleNamespace(layers=40, exit_layer=20, candidates=3, form="literal", batched=False), Iid([0.1, 0.5, 0.9])
-    for most, left_out in ((120, False), (119, True)):
-        monkeypatch.setattr(ppd, "_MOST_TERMS", most)
-        got = ppd.predict(choice, [40, 20, 40], law, UnitCost(40))  # type: ignore[arg-type]
-        assert np.isnan(got.units_ratio).all() == left_out
-    assert ppd._MOST_TERMS == 119
+def test_what_has_no_closed_form_is_summed_up_to_so_many_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And left out of more, not wrong: of nested trees, and of sums of more terms than 3 points of 40 tokens have."""
+    nested, literal = Parameters(12, 4, 2, form="nested"), Parameters(40, 20, 3)
+    laws = [Iid(0.1), Iid(0.5), Iid(0.9)]
+    monkeypatch.setattr(ppd, "_MOST_TERMS", 119)
+    for choice in (nested, literal):
+        whole = ppd.predict_points(together([choice], (40,), laws, UnitCost(choice.layers)))
+        assert np.isfinite(whole.units_ratio).all()
+        with monkeypatch.context() as few:
+            few.setattr(ppd, "_MOST_SUMMED", 2)
+            less = ppd.predict_points(together([choice], (40,), laws, UnitCost(choice.layers)))
+        assert np.isnan(less.units_ratio).all()
+        assert less.latency.tolist() == whole.latency.tolist()
+    monkeypatch.setattr(ppd, "_MOST_TERMS", 120)
+    closed = ppd.predict_points(together([literal], (40,), laws, UnitCost(40)))
+    summed = [moments(ppd.stages(literal, UnitCost(40)), 40, law)[3] for law in laws]
+    assert closed.units_ratio.tolist() == pytest.approx(summed, rel=1e-12)
 
 
 # --- The law of the latency -------------------------------------------------------------------------------------------
@@ -563,10 +556,9 @@ def test_what_is_batched_is_one_process_of_wide_passes(form: str) -> None:
     assert float(many.busy / many.latency) == pytest.approx((3 - 0.6) / (2 - 0.6), rel=1e-5)
 
 
-def test_a_grid_of_batched_candidates() -> None:
+def test_points_of_batched_candidates() -> None:
     """Of which there may be many more than units."""
-    choices = SimpleNamespace(layers=8, exit_layer=5, candidates=np.array([1, 2, 7]), form="literal", batched=True)
-    many = ppd.predict(choices, 6, Iid(0.4), UnitCost(8))  # type: ignore[arg-type]
+    many = ppd.predict_points(together([Parameters(8, 5, k, batched=True) for k in (1, 2, 7)], (6,), [Iid(0.4)], UnitCost(8)))
     one = ppd.predict(Parameters(8, 5, 1), 6, Iid(0.4), UnitCost(8))
     for field in ("latency", "latency_variance", "busy", "units_ratio", "units"):
         assert np.broadcast_to(getattr(many, field), 3) == pytest.approx(float(getattr(one, field))), field
@@ -671,10 +663,6 @@ def test_candidates_and_tokens_are_checked_everywhere() -> None:
     for law in (Iid(0.5), Markov(0.5, 0.1)):
         with pytest.raises(ParameterError, match="tokens must be at least 1, got 0"):
             ppd.predict(Parameters(4, 2, 1), 0, law, UnitCost(4))
-    for form in WALKS:
-        choice = SimpleNamespace(layers=4, exit_layer=2, candidates=0, form=form, batched=False)
-        with pytest.raises(ParameterError, match="candidates must be at least 1, got 0"):
-            ppd.predict(choice, 5, Iid(0.5), UnitCost(4))  # type: ignore[arg-type]
 
 
 def test_the_lower_half_has_no_barrier_and_no_eager_timeline() -> None:

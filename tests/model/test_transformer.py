@@ -354,7 +354,6 @@ def test_the_products_of_a_layer_are_all_of_its_arithmetic_but_attention(made: S
 def test_what_is_left_out_is_one_text_without_a_source(made: Shape) -> None:
     for ask in (made.layer_flops, made.layer_kv_bytes):
         assert ask(3, 5) == ask(3, 5, 1) == ask(3, 5, 1, 0)
-    assert made.memory_bytes(5) == made.memory_bytes(5, 1) == made.memory_bytes(5, 1, 0)
 
 
 @given(SIZES, WIDTHS, CONTEXTS, BATCHES, SOURCES)
@@ -364,7 +363,6 @@ def test_arithmetic_and_cache_go_with_the_batch(
     at, behind = (width, context), of(made, source)
     assert made.layer_flops(*at, batch, behind) == batch * made.layer_flops(*at, 1, behind)
     assert made.layer_kv_bytes(*at, batch, behind) == batch * made.layer_kv_bytes(*at, 1, behind)
-    assert made.memory_bytes(context, batch) - made.memory_bytes(0) == batch * context * made.cache_bytes()
 
 
 @given(SIZES, WIDTHS, CONTEXTS, SOURCES)
@@ -399,7 +397,6 @@ def test_an_encoder_by_hand() -> None:
     attention, ffn = 4 * 8 * 8, 2 * 8 * 12
     assert made.layer_weight_bytes == 4 * (attention + 2 * 64 + ffn)
     assert made.layer_kv_bytes(2, 7, 3, 5) == 3 * (9 + 2 + 5) * 2 * 8 * 4
-    assert made.memory_bytes(7, 2, 5) == 4 * made.parameters + 2 * 12 * 3 * 2 * 8 * 4
     assert made.parameters == made.layers * made.layer_parameters + 8 + 128 + made.encoder_parameters + 800
 
 
@@ -409,12 +406,9 @@ def test_what_a_decoder_has_no_encoder_for() -> None:
 
 def test_bytes_go_with_the_type() -> None:
     for dtype, factor in (("float32", 2), ("float16", 1), ("int8", 0.5), ("float8", 0.5)):
-        other = replace(TINY, dtype=dtype, positions=9)
-        whole = replace(TINY, positions=9)
-        assert other.memory_bytes(3) == factor * whole.memory_bytes(3)
+        other = replace(TINY, dtype=dtype)
         assert other.cache_bytes() == factor * TINY.cache_bytes()
         assert other.layer_flops(3, 2) == TINY.layer_flops(3, 2)
-    assert replace(TINY, positions=9).embedding_bytes(5) == 2 * TINY.embedding_bytes(5) == 2 * 5 * 8 * 2
     assert TINY.head_bytes([0, 1, 7]).tolist() == [0, 1600, 1600]
 
 
@@ -472,13 +466,11 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: TINY.layer_flops([1, 1.5], 1), r"width\[1\] must be a whole number, got 1.5"),
     (lambda: TINY.layer_kv_bytes(1, -1), "context must be at least 0, got -1"),
     *[(lambda call=call: getattr(preset("t5-small"), call[0])(*call[1:], 0), "batch must be at least 1, got 0")  # type: ignore[misc]
-      for call in (("layer_flops", 1, 1), ("layer_kv_bytes", 1, 1), ("memory_bytes", 5))],
+      for call in (("layer_flops", 1, 1), ("layer_kv_bytes", 1, 1))],
     (lambda: TINY.layer_flops(1, 1, 1, 5), "source must be 0 without an encoder, got 5"),
     (lambda: preset("t5-small").layer_flops(1, 1, 1, -1), "source must be at least 0, got -1"),
     (lambda: TINY.head_flops(-1), "positions must be at least 0, got -1"),
     (lambda: TINY.head_bytes(-1), "positions must be at least 0, got -1"),
-    (lambda: TINY.embedding_bytes(-1), "tokens must be at least 0, got -1"),
-    (lambda: TINY.memory_bytes(-1), "context must be at least 0, got -1"),
     (lambda: TINY.shard(0), "ways must be at least 1, got 0"),
     (lambda: TINY.shard(3), "ways must divide heads=4, got 3"),
     (lambda: replace(TINY, ffn=6).shard(4), "ways must divide ffn=6, got 4"),

@@ -119,7 +119,7 @@ def test_a_formula_that_is_off_is_an_error(
 ) -> None:
     given = tables(DRAFTING, RATIO, replications=16384)
     assert sim.run(given, views=["formula", "paths"]).height == 2
-    monkeypatch.setattr(speculative, "predict", fault(speculative.predict))
+    monkeypatch.setattr(speculative, "predict_points", fault(speculative.predict_points))
     report = sweep.run(given, out=tmp_path / "run", views=["formula", "paths"], jobs=1)
     assert quantity in {found["quantity"] for found in report.disagreements}
     assert all(found["views"] == ["formula", "paths"] for found in report.disagreements)
@@ -129,7 +129,7 @@ def test_a_formula_that_is_off_is_an_error(
 
 
 def test_formulas_are_compared_with_events_where_there_are_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculative, "predict", scaled(1.5, "latency")(speculative.predict))
+    monkeypatch.setattr(speculative, "predict_points", scaled(1.5, "latency")(speculative.predict_points))
     given = tables(DRAFTING, RATIO, event_replications=512)
     report = sweep.run(given, out=tmp_path / "run", views=["formula", "events"], jobs=1)
     assert ("latency_layers", ["formula", "events"]) in [(found["quantity"], found["views"]) for found in report.disagreements]

@@ -121,7 +121,7 @@ def test_contended_is_what_may_wait_of_methods_that_draft(method: str) -> None:
             cluster = {"units": units, "links": links, "stop": "pass"}
             case = case_of({"layers": 2, **OTHERS[method], **place}, cost, cluster, tokens=8)
             ample = replace(case, cluster=Cluster(5))
-            pairs = [[evaluation.simulate(each, world) for world in evaluation.worlds(each, 0, 16)] for each in (case, ample)]
+            pairs = [[evaluation.simulate(each, world) for world in evaluation.worlds_of(each, 0, 16)] for each in (case, ample)]
             found = any(differs(*pair) for pair in zip(*pairs, strict=True))
             assert found == case.contended, (place, link, units, links, case.contention)
             seen.add(case.contended)

@@ -1,4 +1,4 @@
-"""Where outcomes come from: a source that is none, and trials that are no number of trials, are refused by every law."""
+"""Outcomes: their kinds and rates by name, where they come from, and that forced runs and the simulator draw the same."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 
 from model.base.checks import ParameterError
+from model.interpret import interpreter
+from model.logs import forced_outcomes
 from model.methods import registry
 from model.methods.bild import algorithm as bild
 from model.outcomes.outcome_kinds import KINDS
 from sim.runs import sweep
 from sim.scenarios import outcomes_section
+from sim.scenarios.grid import Grid
+from sim.views import evaluation
 
 LEAST: dict[str, dict[str, Any]] = {
     "match: iid": {"match_rate": 0.5}, "match: markov": {"match_rate": 0.5, "correlation": 0.1},
@@ -81,3 +85,45 @@ def test_too_few_rates_are_called_by_their_key(name: str) -> None:
     record = outcomes_section.LAWS[outcome][kind]
     with pytest.raises(ParameterError, match=f"^{record.RATES[0]} must have one rate for each of 2 output positions, got 1; give"):
         record(**LEAST[name]).outcome(bild.Parameters(24, 8), 2)
+
+
+FORCED: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = [
+    ({"name": "ppd", "exit_layer": 4, "candidates": 3}, {"kind": "iid", "match_rate": 0.6}, {"match_rate": 0.6}),
+    ({"name": "speculative", "draft_length": 3}, {"kind": "iid", "acceptance_rate": 0.7}, {"acceptance_rate": 0.7}),
+    ({"name": "hierarchical", "draft_length": 2},
+     {"accept": {"kind": "iid", "acceptance_rate": 0.7}, "medium_accept": {"kind": "iid", "acceptance_rate": 0.8}},
+     {"acceptance_rate": 0.7, "medium_acceptance_rate": 0.8}),
+    ({"name": "bild", "maximum_draft": 4}, {"kind": "rates", "fallback_rate": 0.3, "rollback_rate": 0.2},
+     {"fallback_rate": 0.3, "rollback_rate": 0.2}),
+    ({"name": "early_exit", "first_check": 3}, {"kind": "hazards", "hazards": [0, 0] + [0.3] * 6}, {"exit_rate": 0.3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "outcomes", "rates"), FORCED, ids=[method["name"] for method, _, _ in FORCED])
+def test_forced_outcomes_are_the_simulator_s(method: dict[str, Any], outcomes: dict[str, Any], rates: dict[str, float]) -> None:
+    """Of the same rates, seed and replication the counter makes the same commits and the same passes."""
+    costs = {"hierarchical": {"cost_ratio": 0.1, "medium_cost_ratio": 0.4}, "ppd": {}, "early_exit": {}}
+    tables = {
+        "scenario": {"name": "forced", "tokens": 12, "seed": 7}, "method": [{"layers": 8, **method}], "outcomes": outcomes,
+        "cost": costs.get(method["name"], {"cost_ratio": 0.1}),
+    }  # fmt: skip
+    case = Grid(sweep.resolve(tables)).case(0)
+    decode = registry.algorithm(method["name"]).decode
+    for replication, answers in enumerate(evaluation.worlds_of(case, 3, 9), 3):
+        forced = forced_outcomes.world(case.parameters, 1, 12, rates, seed=7, replication=replication)
+        ours, theirs = (interpreter.count(decode(case.parameters, [0], 12), each, 12) for each in (forced, answers))
+        assert ours.committed == theirs.committed
+        assert ours.account.passes_by_kind == theirs.account.passes_by_kind
+
+
+@pytest.mark.parametrize(("units", "ranks"), [(None, {1}), (2, {1, 2, 3})])
+def test_any_candidate_may_be_the_right_one_where_processes_wait(units: int | None, ranks: set[int]) -> None:
+    """So it is on real passes, whose processes always may."""
+    tables = {
+        "scenario": {"name": "ranks", "tokens": 40}, "method": [{"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 3}],
+        "outcomes": {"kind": "iid", "match_rate": 1.0}, "cluster": {} if units is None else {"units": units},
+    }  # fmt: skip
+    case = Grid(sweep.resolve(tables)).case(0)
+    [world] = evaluation.worlds_of(case, 0, 1)
+    assert {*world.matches} == ranks
+    assert {*forced_outcomes.world(case.parameters, 1, 40, {"match_rate": 1.0}).matches} == {1, 2, 3}

@@ -13,10 +13,9 @@ from scipy import stats
 from model.interpret.account import Bill
 from model.outcomes.intervals import half_width, wilson
 from sim.runs import results_table, sweep
-from sim.runs.shard_plan import Shard
 from sim.scenarios import acceptance_outcomes, match_outcomes
 from sim.scenarios.grid import Grid
-from sim.views import evaluation, metrics
+from sim.views import evaluation, formula_view, metrics
 from sim.views.metrics import Sums
 
 COVERED = ("latency_layers", "busy_layers", "mean_units", "mean_units_per_run", "speedup")
@@ -33,7 +32,7 @@ def tables(**outcomes: Any) -> dict[str, Any]:
 def test_sampling_intervals_cover_the_formula() -> None:
     # 800 samples of 200: 95 % are covered. Five binomial tests at 1e-6 each: a false alarm in 5e-6 of all seeds; the seed is fixed.
     case, samples, size = Grid(tables()).case(0), 800, 200
-    formula, covered = evaluation.formula_row(case), dict.fromkeys(COVERED, 0)
+    formula, covered = formula_view.formula_row(case), dict.fromkeys(COVERED, 0)
     # Theorem 4.1 of matches drawn here: time 40 l - 20 B, unit-time that and k (d - d') l more.
     latency = 40.0 * 32 - 20.0 * np.random.default_rng(7).binomial(31, 0.6, (samples, size))
     for sample in latency:
@@ -147,9 +146,9 @@ def test_correlated_trials_are_worth_fewer(record: Any) -> None:
 
 def test_input_intervals_hold_the_formula_at_the_wilson_bounds() -> None:
     low, high = wilson(0.6, 500)
-    row = evaluation.formula_row(Grid(tables(trials=500)).case(0))
+    row = formula_view.formula_row(Grid(tables(trials=500)).case(0))
     for rate in np.linspace(float(low), float(high), 7):
-        inside = evaluation.formula_row(Grid(tables(match_rate=float(rate))).case(0))
+        inside = formula_view.formula_row(Grid(tables(match_rate=float(rate))).case(0))
         for name in metrics.ESTIMATES:
             assert row[f"{name}_input_low"] * (1 - 1e-12) <= inside[name] <= row[f"{name}_input_high"] * (1 + 1e-12), name
 
@@ -192,13 +191,10 @@ def test_arrays_are_the_rows_of_their_points(outcome: dict[str, Any], cluster: d
         "method.exit_layer": [20, 40],
     }  # fmt: skip
     grid = Grid(scenario)
-    assert evaluation.takes_arrays(grid)
-    arrays = sweep._arrays(grid, Shard("formula", 5, grid.points))
-    rows, failures = evaluation.evaluate(grid, "formula", [(point, 0, 1) for point in range(5, grid.points)])
-    assert arrays is not None
-    assert not failures
-    one_by_one = results_table.table(pl.DataFrame(rows, infer_schema_length=None))
-    same_within(results_table.table(arrays), one_by_one, 1e-13)
+    whole = formula_view.frame(grid, 5, grid.points)
+    each = pl.concat([formula_view.frame(grid, point, point + 1) for point in range(5, grid.points)], how="diagonal_relaxed")
+    one_by_one = results_table.table(each)
+    same_within(results_table.table(whole), one_by_one, 1e-13)
     if "units" in cluster:  # k = 3 wants four while other layers follow the exit
         waiting = (pl.col("candidates") == 3) & ((pl.col("exit_layer") < 40) | (pl.lit(form) == "eager"))
         assert one_by_one.filter(pl.col("contended"))["speedup"].null_count() == one_by_one.filter(pl.col("contended")).height > 0
@@ -218,9 +214,9 @@ def test_shards_of_a_point_are_put_together_exactly() -> None:
 
 def test_operations_are_those_of_unit_time_where_units_are_busy_with_layers_alone() -> None:
     """With overheads the unit-time holds more than operations: nothing is said of these."""
-    plain = evaluation.formula_row(Grid(tables()).case(0))
+    plain = formula_view.formula_row(Grid(tables()).case(0))
     assert plain["operations_per_token"] == plain["compute_per_token"] > 1
-    found = evaluation.formula_row(Grid(tables() | {"cost": {"early_head": 0.5}}).case(0))
+    found = formula_view.formula_row(Grid(tables() | {"cost": {"early_head": 0.5}}).case(0))
     assert "operations_per_token" not in found
 
 

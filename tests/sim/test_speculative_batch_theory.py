@@ -20,7 +20,6 @@ from model.costs.width_curve import PassTimes
 from model.hardware.cost_models import UniformLayers, pass_time
 from model.interpret import interpreter
 from model.interpret.world import DraftOutcomes, World, together
-from model.logs import forced_outcomes
 from model.methods.rounds import Rounds, moments, round_prices
 from model.methods.speculative import algorithm, paths, static_batches
 from model.methods.speculative.algorithm import Parameters
@@ -56,7 +55,8 @@ def played(parameters: Parameters, luck: Sequence[Sequence[int]], cost: UnitCost
 
 
 def survivors(right: Sequence[bool]) -> list[int]:
-    return forced_outcomes._survivors(np.array(right, dtype=np.bool_))
+    """The run of right ones from each place on."""
+    return [len([*itertools.takewhile(bool, right[place:])]) for place in range(len(right))]
 
 
 LUCK = st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max_size=5)
@@ -297,7 +297,7 @@ def test_a_text_has_the_luck_that_it_has_alone() -> None:
         table = BASE["method"][0] | method
         case = Grid(resolve(BASE | {"method": [{key: value for key, value in table.items() if value is not None}]})).case(0)
         found = []
-        for answers in evaluation.worlds(case, 5, 9):
+        for answers in evaluation.worlds_of(case, 5, 9):
             steps = algorithm.decode(case.parameters, [0], case.settings.tokens)
             found.append(interpreter.count(steps, answers, case.outputs).committed)
         return found
@@ -309,16 +309,6 @@ def test_a_text_has_the_luck_that_it_has_alone() -> None:
         assert [each for each in pair if each.sequence == 1] == [each for each in many if each.sequence == 1]
         assert [each._replace(sequence=1) for each in one] != [each for each in pair if each.sequence == 1]
     assert random_streams.of_text("accept", 0) == "accept"
-
-
-def test_forced_outcomes_are_the_simulator_s() -> None:
-    from sim.views import evaluation
-
-    case = Grid(resolve(BASE)).case(0)
-    [answers] = evaluation.worlds(case, 3, 4)
-    same = forced_outcomes.world(case.parameters, 1, 12, {"acceptance_rate": 0.7}, replication=3)
-    made = [interpreter.count(algorithm.decode(case.parameters, [0], 12), each, case.outputs).committed for each in (answers, same)]
-    assert made[0] == made[1]
 
 
 def test_hardware_prices_texts_and_their_tokens() -> None:

@@ -106,8 +106,8 @@ def even_starts(right: Any, n: int, alpha: float, gamma: int) -> Any:
     return np.full(n, 1 / float(formulas.expected_tokens(alpha, gamma)))
 
 
-def links_forgotten(right: Any, cost: UnitCost, longest: int, **placement: bool) -> Any:
-    return right(replace(cost, link=0.0), longest, **placement)
+def links_forgotten(right: Any, cost: UnitCost, *args: Any, **placement: bool) -> Any:
+    return right(replace(cost, link=0.0), *args, **placement)
 
 
 def rejections_swapped(right: Any, world: World, prompt: int, layers: int, matches: Any = (), drafts: Any = None) -> None:
@@ -160,8 +160,8 @@ def luck_of_the_first(right: Any, texts: BatchWorld, step: Any) -> Any:
     return right(texts, step)
 
 
-def drafts_cut(right: Any, *args: Any, **how: Any) -> Any:
-    return right(*args, **how | {"cut": True})
+def drafts_cut(right: Any, choices: Any) -> Any:
+    return right([each._replace(cut=True) for each in choices])
 
 
 def work_of_one_alone(right: Any, parameters: Any, *rest: Any) -> Any:
@@ -272,14 +272,14 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("29f", "one survives less", after(one_survives_less, outcome_laws.Law, "survivors")),
     ("29f", "one survives less of a round", after(one_survives_less, rounds.Rounds, "survivors")),
     ("29f", "one survives less of a record", after(one_survives_less, rounds.ReplayRounds, "survivors")),
-    ("32a", "links forgotten", after(links_forgotten, static_batches, "round_prices")),
+    ("32a", "links forgotten", after(links_forgotten, static_batches, "prices")),
     ("32a", "drafts of its own alone", after(each_for_itself, static_batches, "_enter")),
     ("32b", "the first text's luck", after(luck_of_the_first, BatchWorld, "read")),
     ("32c", "a share of a pass", after(lambda right, *args: right(*args) / _texts_of(*args), UnitCost, "forward")),
     ("32d", "text by text", after(lambda right, *args: right(*args) * _texts_of(*args) ** 2, UnitCost, "forward")),
     ("32f", "all as long as the first", after(lambda right, parts: right(parts[:1] * len(parts)), static_batches, "left")),
     ("32g", "drafts cut all the same", after(drafts_cut, sampler, "fixed")),
-    ("32h", "drafts cut all the same", after(drafts_cut, formulas, "moments")),
+    ("32h", "drafts cut all the same", after(drafts_cut, formulas, "moments_of_many")),
     ("32h", "as narrow at the end", after(work_of_one_alone, formulas, "work")),
     ("32i", "cap gamma", formula(draft_less, "expected_tokens")),
     ("32i", "a batch of one", after(lambda right, self, sequences, widest: self, UnitCost, "of_batch")),

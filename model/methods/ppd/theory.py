@@ -19,7 +19,7 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Totals, Work
 from model.methods.ppd.algorithm import Parameters
-from model.methods.prediction import Prediction
+from model.methods.prediction import Choice, Prediction, PredictionPoints, one_by_one
 from model.methods.stages import Stage, moments
 from model.outcomes.outcome_laws import Iid, Law, Markov
 
@@ -419,30 +419,64 @@ def _nested_stages(d: int, exit_at: int, k: int, cost: UnitCost) -> tuple[Stage,
     return Stage(float(d), d + k * waste, 1), Stage(float(exit_at), d + (k - 1) * waste, 1)
 
 
-ARRAYS = True
 """`predict` takes arrays in the fields of its parameters, the tokens and the match rate, where these are all there is."""
 
 
-def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost) -> Prediction:
+def predict(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) -> Prediction:
     """What the theory says of a decoding, for as many units as the method reserves.
 
-    With the papers' plain cost and independent matches these are the closed forms, and fields of `parameters`, `tokens` and the
-    law's rate may be arrays that broadcast. Otherwise the stages are summed over the law, one decoding at a time.
+    With the papers' plain cost and independent matches these are the closed forms. Otherwise, and for what has no closed form, the
+    stages are summed over the law.
     """
-    if isinstance(law, Iid) and cost.plain and not (parameters.batched and cost.verify_cost is not None):
-        closed = _closed_form(parameters, tokens, law.rate)
-        given = (parameters.layers, parameters.exit_layer, parameters.candidates, tokens, law.rate)
-        lacking = np.isnan(closed.latency_variance).any() or np.isnan(closed.units_ratio).any()
-        if not lacking or any(np.ndim(value) for value in given):
-            return closed
-        # For one point, what has no closed form is summed.
-        _, variance, _, ratio = moments(stages(parameters, UnitCost(parameters.layers)), np.asarray(tokens).item(), law)
-        return replace(closed, latency_variance=np.asarray(variance), units_ratio=np.asarray(ratio))
     checks.whole("tokens", tokens, 1)
-    n = int(np.asarray(tokens))
-    latency, variance, busy, ratio = moments(stages(parameters, cost), n, law)
-    plain = n * (cost.span(0, parameters.layers) + cost.final_head)
-    values = (latency, variance, busy, ratio, float(parameters.units), plain)
+    one = np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([Choice(parameters, int(tokens), cost)], [law], one, one)).single()
+
+
+def predict_points(points: PredictionPoints) -> Prediction:
+    """`predict` at many points: where the closed forms hold, all of a form together."""
+    iid = np.array([isinstance(law, Iid) for law in points.laws])[points.law]
+    form = np.where(iid, np.array([_closed(each) for each in points.choices])[points.choice], "")
+    parts: list[tuple[NDArray[np.intp], Prediction]] = []
+    for name in np.unique(form).tolist():
+        where = np.flatnonzero(form == name)
+        of = points.at(where)
+        parts.append((where, _of_form(name, of) if name else one_by_one(_summed, of)))
+    order = np.argsort(np.concatenate([where for where, _ in parts]))
+    return Prediction.joined([found for _, found in parts]).at(order)
+
+
+def _closed(choice: Choice) -> str:
+    """The form whose closed forms a choice has if matches are independent; empty if it has none."""
+    parameters, _, cost = choice
+    if not cost.plain or (parameters.batched and cost.verify_cost is not None):
+        return ""
+    if parameters.form == "nested" or (parameters.form == "flat" and 2 * parameters.exit_layer < parameters.layers):
+        return str(parameters.form)
+    return "literal"
+
+
+def _of_form(form: str, points: PredictionPoints) -> Prediction:
+    layers = points.of_choices(lambda each: each.parameters.layers)
+    exit_layer = points.of_choices(lambda each: each.parameters.exit_layer)
+    candidates = points.of_choices(lambda each: 1 if each.parameters.batched else each.parameters.candidates)
+    tokens = points.of_choices(lambda each: each.tokens)
+    closed = _closed_form(form, layers, exit_layer, candidates, tokens, points.of_laws(lambda law: law.rate))
+    lacking = np.flatnonzero(np.isnan(closed.latency_variance) | np.isnan(closed.units_ratio))
+    if not 0 < lacking.size <= _MOST_SUMMED:
+        return closed
+    # What has no closed form is summed, at the prices of the closed forms.
+    choices = [each._replace(cost=UnitCost(each.parameters.layers)) for each in points.choices]
+    summed = one_by_one(_summed, replace(points.at(lacking), choices=choices))
+    variance, ratio = closed.latency_variance.copy(), closed.units_ratio.copy()
+    variance[lacking], ratio[lacking] = summed.latency_variance, summed.units_ratio
+    return replace(closed, latency_variance=variance, units_ratio=ratio)
+
+
+def _summed(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) -> Prediction:
+    """Stages summed over the law."""
+    latency, variance, busy, ratio = moments(stages(parameters, cost), tokens, law)
+    values = (latency, variance, busy, ratio, float(parameters.units), parameters.plain_time(tokens, cost))
     return Prediction(*(np.asarray(value) for value in values))
 
 
@@ -500,29 +534,28 @@ def distribution(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) 
     return values, np.asarray(np.bincount(which, weights=law.pmf(tokens - 1)), dtype=np.float64)
 
 
-def _closed_form(parameters: Parameters, tokens: ArrayLike, rate: Floats) -> Prediction:
-    d, exit_at, n = _shape(parameters.layers, parameters.exit_layer, tokens)
-    k = checks.whole_array("candidates", parameters.candidates, 1)
-    if parameters.batched:
-        k = np.ones_like(k)
-    unknown = np.asarray(np.nan)
-    units = k + 1
-    if parameters.form == "nested":
+def _closed_form(form: str, layers: Floats, exit_layer: Floats, candidates: Floats, tokens: Floats, rate: Floats) -> Prediction:
+    """The closed forms over arrays; nan where there is none."""
+    d, exit_at, n = _shape(layers, exit_layer, tokens)
+    k = checks.whole_array("candidates", candidates, 1)
+    unknown, units = np.full_like(rate, np.nan), k + 1
+    if form == "nested":
         latency, busy = expected_latency(d, exit_at, n, rate), nested_compute(d, exit_at, n, rate, k)
         variance, ratio, units = latency_variance(d, exit_at, n, rate), unknown, nested_units(d, exit_at, k)
-    elif parameters.form == "flat" and np.any(2 * exit_at < d):
-        latency, busy = flat_latency(d, exit_at, n, rate), flat_compute(d, exit_at, n, rate, k)
-        variance = ratio = unknown
-    else:
-        latency, busy = expected_latency(d, exit_at, n, rate), expected_compute(d, exit_at, n, rate, k)
-        variance, ratio = latency_variance(d, exit_at, n, rate), unknown
-        if latency.size * float(n.max()) <= _MOST_TERMS:
-            ratio = expected_units_ratio(d, exit_at, n, rate, k)
+        return Prediction(latency, variance, busy, ratio, units, d * n)
+    if form == "flat":
+        return Prediction(flat_latency(d, exit_at, n, rate), unknown, flat_compute(d, exit_at, n, rate, k), unknown, units, d * n)
+    latency, busy = expected_latency(d, exit_at, n, rate), expected_compute(d, exit_at, n, rate, k)
+    variance, ratio = latency_variance(d, exit_at, n, rate), unknown
+    if latency.size * float(n.max()) <= _MOST_TERMS:
+        ratio = expected_units_ratio(d, exit_at, n, rate, k)
     return Prediction(latency, variance, busy, ratio, units, d * n)
 
 
 _MOST_TERMS = 20_000_000
 """Beyond so many terms E[C / T] of a grid is left out: it is a sum over the number of matches, at every point."""
+_MOST_SUMMED = 2_000
+"""Beyond so many points what has no closed form is left out."""
 
 
 # --- Helpers ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ all have ended. Rounds of a batch are not independent of each other: the varianc
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Totals, Work
-from model.methods.rounds import AcceptanceLaw, Moments, Rounds, Tally, moments, round_prices
+from model.methods.rounds import AcceptanceLaw, Moments, RoundPrices, Rounds, Tally, moments, round_prices
 from model.methods.speculative.algorithm import Parameters
 from model.outcomes.outcome_laws import Chain, Outcomes
 
@@ -38,10 +39,16 @@ def prices(cost: UnitCost, longest: int, texts: int, *, apart: bool = False) -> 
     >>> found.time.tolist()  # two texts: 1.5 for a token of each, 2.5 for two; 1.5 for the draft
     [[0.0, 0.0], [40.0, 64.0], [60.0, 106.0]]
     """
-    each = [round_prices(cost, longest, apart=apart, texts=count) for count in range(1, texts + 1)]
-    return BatchPrices(*(np.array([np.zeros(longest + 1), *rows]) for rows in zip(*each, strict=True)))
+    counts, drafted = np.arange(1, texts + 1)[:, None], np.arange(longest + 1.0)
+    draft = drafted * cost.required("draft") * cost.draft_slowdowns(counts)
+    verify = cost.target_pass * cost.slowdowns((np.arange(longest + 1) + 1) * counts, counts)
+    time, busy = (draft * share + verify for share in (1.0, cost.draft_devices))
+    operations = counts * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
+    time = time + np.where(drafted > 0, 2 * cost.link * apart, 0.0)
+    return BatchPrices(*(np.vstack([np.zeros(longest + 1), rows]) for rows in (time, busy, operations)))
 
 
+@lru_cache(maxsize=64)  # choices of one law differ in batches and prices
 def going(law: Chain | Rounds, draft_length: int, tokens: int) -> Floats:
     """The chance that a text of so many tokens has an r-th round and can use so many drafted tokens in it; shape (rounds, room).
 
@@ -107,17 +114,17 @@ def rounds_of(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Iterat
     if not isinstance(law, Chain | Rounds):
         remedy = "ask for views = ['paths'], or for batching = 'continuous'"
         raise checks.ParameterError(f"this law of outcomes has no closed form for static batches; {remedy}")
-    known: dict[int, Floats] = {}
     for batch in parameters.batches(tokens):
-        rounds = max(batch.values())
-        parts = []
-        for length in batch.values():
-            if length not in known:
-                known[length] = going(law, parameters.draft_length, length)
-            parts.append(np.pad(known[length], ((0, rounds - length), (0, 0))))
-        chance = np.diff(left(parts), axis=2, prepend=0.0)
-        chance[:, 0] = 0.0
-        yield chance.sum(axis=0)
+        yield _rounds_of_batch(law, parameters.draft_length, tuple(batch.values()))
+
+
+@lru_cache(maxsize=64)  # whatever passes cost
+def _rounds_of_batch(law: Chain | Rounds, draft_length: int, lengths: tuple[int, ...]) -> Floats:
+    rounds = max(lengths)
+    known = {length: np.pad(going(law, draft_length, length), ((0, rounds - length), (0, 0))) for length in {*lengths}}
+    chance = np.diff(left([known[length] for length in lengths]), axis=2, prepend=0.0)
+    chance[:, 0] = 0.0
+    return np.asarray(chance.sum(axis=0))
 
 
 def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: UnitCost) -> Moments:
@@ -131,16 +138,26 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Unit
     """
     apart = parameters.placement == "apart"
     alone = round_prices(cost, parameters.draft_length, apart=apart)
-    each = [moments(parameters.draft_length, length, law, alone) for length in _lengths(parameters, tokens)]
+    lengths = _lengths(parameters, tokens)
     if parameters.concurrent_sequences == 1:
-        return Moments(*(float(sum(values)) for values in zip(*each, strict=True)))
+        known = {length: moments(parameters.draft_length, length, law, alone) for length in {*lengths}}
+        return Moments(*(float(sum(values)) for values in zip(*(known[length] for length in lengths), strict=True)))
+    each = [_rounds_and_drafted(law, parameters.draft_length, length) for length in lengths]
     price = prices(cost, parameters.draft_length, parameters.concurrent_sequences, apart=apart)
     time = busy = operations = 0.0
     for rounds in rounds_of(parameters, tokens, law):
         time, busy, operations = (
             so_far + float((rounds * of[: len(rounds)]).sum()) for so_far, of in zip((time, busy, operations), price, strict=True)
         )
-    return Moments(time, float("nan"), busy, operations, sum(one.rounds for one in each), sum(one.drafted for one in each))
+    return Moments(time, float("nan"), busy, operations, *(sum(values) for values in zip(*each, strict=True)))
+
+
+@lru_cache(maxsize=64)
+def _rounds_and_drafted(law: AcceptanceLaw, draft_length: int, tokens: int) -> tuple[float, float]:
+    """Expected rounds and drafted tokens of one sequence, whatever they cost."""
+    free = np.zeros(draft_length + 1)
+    found = moments(draft_length, tokens, law, RoundPrices(free, free, free))
+    return found.rounds, found.drafted
 
 
 def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: float) -> float:

@@ -22,8 +22,18 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Totals, Work
-from model.methods.prediction import Prediction
-from model.methods.rounds import AcceptanceLaw, Rounds, moments, operations_of, round_prices, slowest_of, starts
+from model.methods.prediction import Choice, Prediction, PredictionPoints
+from model.methods.rounds import (
+    AcceptanceLaw,
+    Moments,
+    RoundChoice,
+    Rounds,
+    moments_of_many,
+    operations_of,
+    round_prices,
+    slowest_of,
+    starts,
+)
 from model.methods.speculative import engine_dialects, static_batches
 from model.methods.speculative.algorithm import Parameters
 from model.outcomes.outcome_laws import Chain
@@ -48,17 +58,33 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     2.648
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    n = int(np.asarray(tokens))
-    parameters.check_tokens(n)
-    prices = round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart")
-    ratio = 1.0 if np.all(prices[0] == prices[1]) else float("nan")
-    if parameters.decoded_sequences == 1:
-        found, plain = moments(parameters.draft_length, n, law, prices, cut=parameters.cut), n * cost.target_pass
-    else:
-        found, plain = static_batches.expected(parameters, n, law, cost), parameters.plain_time(n, cost)
-    times = found.time, found.variance, found.busy, ratio, parameters.units, plain
-    values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
-    return Prediction(*values)
+    choice, one = Choice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
+
+
+def predict_points(points: PredictionPoints) -> Prediction:
+    """`predict` at many points; sequences that are alone, or of batches that are kept full, are computed together."""
+    prices = []
+    for parameters, tokens, cost in points.choices:
+        parameters.check_tokens(tokens)
+        prices.append(round_prices(cost, parameters.draft_length, apart=parameters.placement == "apart"))
+    chosen, laws, index = points.pairs()
+    pairs = [(*points.choices[choice], points.laws[law]) for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True)]
+    rounds = {
+        number: RoundChoice(parameters.draft_length, tokens, law, prices[chosen[number]], parameters.cut)
+        for number, (parameters, tokens, _, law) in enumerate(pairs) if parameters.decoded_sequences == 1
+    }  # fmt: skip
+    known = dict(zip(rounds, moments_of_many([*rounds.values()]), strict=True))
+    found = [
+        known[number] if number in known else static_batches.expected(parameters, tokens, law, cost)
+        for number, (parameters, tokens, cost, law) in enumerate(pairs)
+    ]
+    of_rounds = Moments(*(np.array(column)[index] for column in zip(*found, strict=True)))
+    ratio = np.array([1.0 if np.array_equal(each.time, each.busy) else np.nan for each in prices])[points.choice]
+    units = points.of_choices(lambda each: each.parameters.units)
+    plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
+    times = of_rounds.time, of_rounds.variance, of_rounds.busy, ratio, units, plain
+    return Prediction(*times, of_rounds.rounds, of_rounds.drafted, of_rounds.operations)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:

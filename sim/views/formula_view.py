@@ -1,0 +1,337 @@
+"""The view `formula`: what the theory says of the points of a grid, of many at once.
+
+Points of a grid share most of what they are made of: their choices (method, parameters, tokens, costs, cluster) and their outcomes.
+Each is resolved once, the theory is asked for all points of a method together, and rows are put together by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.account import bill
+from model.methods import registry
+from model.methods.prediction import Choice, Prediction, PredictionPoints, by_outcome
+from model.steps import CacheError
+from sim.scenarios.cases import Case
+from sim.scenarios.grid import Grid
+from sim.scenarios.outcome_records import Outcome
+from sim.views import metrics, point_columns
+
+Floats = NDArray[np.float64]
+Index = NDArray[np.intp]
+Row = dict[str, Any]
+
+EXPECTED = (ParameterError, CacheError)
+"""What may be wrong at one point of a grid and not at the others."""
+FAILED = {"point": pl.Int64, "view": pl.String, "error": pl.String}
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points that are made of the same choices and outcomes, each of them once."""
+
+    number: Index
+    """Of each point in its grid."""
+    choices: Sequence[Case]
+    """Cases without outcomes."""
+    outcomes: Sequence[Mapping[str, Outcome]]
+    choice: Index
+    outcome: Index
+
+    def at(self, index: Index) -> Points:
+        """Some of the points, in this order."""
+        return Points(self.number[index], self.choices, self.outcomes, self.choice[index], self.outcome[index])
+
+    def of_choices(self, value: Callable[[Case], float]) -> Floats:
+        """A number of each point's choice."""
+        used, index = np.unique(self.choice, return_inverse=True)
+        return np.array([value(self.choices[each]) for each in used.tolist()], dtype=np.float64)[index]
+
+    def case(self, point: int) -> Case:
+        """One of the points, by its place among these."""
+        return self.choices[int(self.choice[point])].with_outcomes(self.outcomes[int(self.outcome[point])])
+
+    def of_pairs(self, value: Callable[[Case], Row]) -> pl.DataFrame:
+        """Columns that depend on choice and outcomes, computed once for each pair that meets."""
+        both, index = np.unique(np.stack([self.choice, self.outcome]), axis=1, return_inverse=True)
+        rows = [value(self.choices[choice].with_outcomes(self.outcomes[outcome])) for choice, outcome in both.T.tolist()]
+        return _gathered(rows, index.reshape(-1))
+
+
+def of_case(case: Case) -> Points:
+    """A single point."""
+    one = np.zeros(1, dtype=np.intp)
+    return Points(one, [case], [case.outcomes], one, one)
+
+
+def of_grid(grid: Grid, start: int, stop: int) -> tuple[Points, list[Row]]:
+    """The points [start, stop) of a grid that can be resolved, and why the others cannot."""
+    number = np.arange(start, stop)
+    where = np.stack(np.unravel_index(number, grid.shape))
+    choices, choice = _parts(where, grid.shape, [kind != "outcomes" for kind in grid.kinds], grid.choice)
+    needs = [None if isinstance(each, ParameterError) else grid.outcomes_key(each) for each in choices]
+    which = {key: index for index, key in enumerate(dict.fromkeys(needs))}
+    need = np.array([which[each] for each in needs], dtype=np.intp)[choice]
+
+    def outcomes_at(point: Sequence[int]) -> Mapping[str, Outcome]:
+        case = choices[choice[int(np.ravel_multi_index(tuple(point), grid.shape)) - start]]
+        if isinstance(case, ParameterError):
+            raise case
+        return grid.outcomes(point, case)
+
+    outcomes, outcome = _parts(where, grid.shape, grid.outcomes_axes, outcomes_at, need)
+    failures, good = [], np.ones(number.size, dtype=np.bool_)
+    for found, index in ((choices, choice), (outcomes, outcome)):
+        for each in np.flatnonzero([isinstance(one, ParameterError) for one in found]).tolist():
+            wrong = np.flatnonzero((index == each) & good)
+            good[wrong] = False
+            failures += [_failure(point, found[each]) for point in number[wrong].tolist()]
+    points = Points(number, choices, outcomes, choice, outcome)
+    return points.at(np.flatnonzero(good)), failures
+
+
+def _parts(
+    where: NDArray[np.intp], shape: Sequence[int], relevant: Sequence[bool], make: Callable[[Sequence[int]], Any], *more: Index
+) -> tuple[list[Any], Index]:
+    """What points are made of, each once (or the error that it is), and the index of each point's, by the axes that matter."""
+    axes = [axis for axis, is_relevant in enumerate(relevant) if is_relevant]
+    sizes = [*(shape[axis] for axis in axes), *(int(each.max()) + 1 for each in more)]
+    keys = np.ravel_multi_index((*where[axes], *more), sizes)
+    _, first, index = np.unique(keys, return_index=True, return_inverse=True)
+    found = []
+    for point in where[:, first].T.tolist():
+        try:
+            found.append(make(point))
+        except ParameterError as error:
+            found.append(error)
+    return found, index
+
+
+def _failure(point: int, error: Exception) -> Row:
+    return {"point": point, "view": "formula", "error": str(error)}
+
+
+# --- Rows ---------------------------------------------------------------------------------------------------------------
+
+
+def frame(grid: Grid, start: int, stop: int) -> pl.DataFrame:
+    """The rows of points [start, stop), in their order, and behind them those of points that fail."""
+    points, failures = of_grid(grid, start, stop)
+    waits = points.of_choices(lambda case: case.contended) > 0
+    parts = [points.at(np.flatnonzero(waits))]
+    methods = np.array([case.method for case in points.choices])[points.choice] if points.number.size else np.empty(0, dtype=str)
+    parts += [points.at(np.flatnonzero(~waits & (methods == method))) for method in dict.fromkeys(methods.tolist())]
+    frames = [_described(grid, part) for part in parts[:1] if part.number.size]
+    for part in parts[1:]:
+        frames += [_described(grid, some).hstack(found) for some, found in _computable(part, failures)]
+    whole = pl.concat(frames, how="diagonal_relaxed").sort("point") if frames else pl.DataFrame()
+    wrong = pl.DataFrame(failures, schema=FAILED).sort("point")
+    return pl.concat([whole, wrong], how="diagonal_relaxed") if failures else whole
+
+
+def _computable(points: Points, failures: list[Row]) -> list[tuple[Points, pl.DataFrame]]:
+    """Points with their estimates, which are computed together; where that fails, it is found out at which points."""
+    if not points.number.size:
+        return []
+    try:
+        return [(points, estimates(points))]
+    except EXPECTED as error:
+        if points.number.size == 1:
+            failures.append(_failure(int(points.number[0]), error))
+            return []
+    half = points.number.size // 2
+    index = np.arange(points.number.size)
+    return [*_computable(points.at(index[:half]), failures), *_computable(points.at(index[half:]), failures)]
+
+
+def _described(grid: Grid, points: Points) -> pl.DataFrame:
+    """The columns that say what points are: `model.views.point_columns.described`, by column."""
+    chosen = np.unique(points.choice, return_inverse=True)
+    cases = [points.choices[each] for each in chosen[0].tolist()]
+    first = np.unique(points.outcome, return_index=True, return_inverse=True)
+    tables = [point_columns.outcomes_table(grid, number) for number in points.number[first[1]].tolist()]
+    of_outcomes = [
+        point_columns.of_outcomes(points.case(point), table) for point, table in zip(first[1].tolist(), tables, strict=True)
+    ]
+    start = pl.DataFrame({"point": points.number, "view": pl.repeat("formula", points.number.size, eager=True)})
+    columns = [
+        start, _gathered([point_columns.of_choice(case) for case in cases], chosen[1]), _gathered(of_outcomes, first[2]),
+        _gathered([point_columns.of_costs(case) for case in cases], chosen[1]),
+    ]  # fmt: skip
+    if points.number.size and all(case.contended for case in cases):
+        columns.append(pl.DataFrame({"held_units": points.of_choices(lambda case: float(case.devices(case.held)))}))
+    found = pl.concat(columns, how="horizontal")
+    where = np.unravel_index(points.number, grid.shape)[1:]
+    own = set().union(*(point_columns.axes_of_costs(case) for case in cases))
+    for axis, index in zip(grid.axes, where, strict=True):
+        section, last = axis.path.partition(".")[2], axis.path.rpartition(".")[2]
+        if section in found.columns and axis.path not in own:
+            continue
+        used, place = np.unique(index, return_inverse=True)
+        values = _gathered([{axis.path: point_columns.cell(axis.values[each])} for each in used.tolist()], place)
+        if axis.path not in own and last in found.columns:
+            same = pl.Series([one == other for one, other in zip(found[last].to_list(), values[axis.path].to_list(), strict=True)])
+            if same.all():
+                continue
+            values = values.select(pl.when(~same).then(pl.col(axis.path)).alias(axis.path))
+        found = found.hstack(values)
+    return found
+
+
+def _gathered(rows: Sequence[Row], index: Index) -> pl.DataFrame:
+    """Rows by their index."""
+    return pl.DataFrame(rows, infer_schema_length=None)[index] if rows else pl.DataFrame()
+
+
+# --- Estimates ----------------------------------------------------------------------------------------------------------
+
+
+def estimates(points: Points) -> pl.DataFrame:
+    """The theory's estimates of points of one method."""
+    method = registry.method(points.choices[points.choice[0]].method)
+    ways, steps = points.of_choices(lambda case: case.ways), points.of_choices(lambda case: case.steps)
+    prediction = _predicted(method, points, "law", "cost", ways)
+    found: dict[str, Floats] = metrics.of_prediction(prediction, steps, ways)
+    bounded = _bounded(points)
+    if bounded.size:
+        # All rates at their low ends together, with all costs at their high ones, and the other way round.
+        part = points.at(bounded)
+        ends = [_predicted(method, part, *end, ways[bounded]) for end in (("low", "slow"), ("high", "fast"))]
+        low, high = (metrics.of_prediction(each, steps[bounded], ways[bounded]) for each in ends)
+        found |= _between(low, high, bounded, points.number.size)
+    if prediction.rounds is not None:
+        outputs = points.of_choices(lambda case: case.outputs)
+        found |= metrics.per_round(outputs, prediction.rounds, prediction.drafted, prediction.operations)
+    found["latency_sd_layers"] = np.sqrt(np.asarray(prediction.latency_variance, dtype=np.float64))
+    found["held_units"] = points.of_choices(lambda case: float(case.devices(case.held)))
+    more = [pl.DataFrame({name: np.broadcast_to(values, points.number.shape) for name, values in found.items()})]
+    if (ways > 1).any():
+        more.append(_each(points, found, over_one_device))
+    if prediction.rounds is None:
+        more.append(_each(points, found, lambda case, row: operations_of(case, row["compute_per_token"]), ("compute_per_token",)))
+    elif method.straggler_loss is not None and (points.of_choices(lambda case: case.parameters.concurrent_sequences) > 1).any():
+        rounds = np.asarray(prediction.rounds)
+        latency = found["latency_layers"]
+        rows = [straggling(points.case(at), float(rounds[at]), float(latency[at])) for at in range(points.number.size)]
+        more.append(pl.DataFrame(rows, infer_schema_length=None))
+    if method.work is not None and any(points.choices[each].shapes for each in np.unique(points.choice).tolist()):
+        more.append(points.of_pairs(work_of))
+    return pl.concat([each for each in more if each.width], how="horizontal")
+
+
+def _predicted(method: registry.Method, points: Points, rates: str, costs: str, ways: Floats) -> Prediction:
+    """The prediction where rates are known (`law`), or at an end of their interval (`low`, `high`), at costs (`cost`, `slow`,
+    `fast`), in devices: where layers are split a unit is several, of plain decoding too.
+    """
+    used, choice = np.unique(points.choice, return_inverse=True)
+    chosen = [points.choices[each] for each in used.tolist()]
+    taken, law = np.unique(points.outcome, return_inverse=True)
+    choices = [Choice(case.parameters, case.settings.tokens, _cost(case, costs)) for case in chosen]
+    laws = [by_outcome({name: _law(outcome, rates) for name, outcome in points.outcomes[each].items()}) for each in taken.tolist()]
+    prediction = method.predict_points(PredictionPoints(choices, laws, choice, law))
+    if (ways == 1).all():
+        return prediction
+    pairs = zip(points.choice.tolist(), prediction.units.tolist(), strict=True)
+    devices = np.array([float(points.choices[choice].devices(int(units))) for choice, units in pairs])
+    return replace(prediction, busy=prediction.busy * ways, units_ratio=prediction.units_ratio * ways, units=devices)
+
+
+def _cost(case: Case, which: str) -> UnitCost:
+    if which == "cost" or case.priced is None:
+        return case.cost
+    return case.priced.point.slow if which == "slow" else case.priced.point.fast
+
+
+def _law(outcome: Outcome, which: str) -> Any:
+    return (outcome.low if which == "low" else outcome.high if which == "high" else None) or outcome.law
+
+
+def _bounded(points: Points) -> Index:
+    """The points of which rates or costs are known to within an interval."""
+    rates = np.array([any(outcome.low is not None for outcome in each.values()) for each in points.outcomes])[points.outcome]
+    return np.flatnonzero(rates | (points.of_choices(lambda case: case.priced is not None) > 0))
+
+
+def _between(one: dict[str, Floats], other: dict[str, Floats], where: Index, size: int) -> dict[str, Floats]:
+    bounds = {}
+    for name in metrics.ESTIMATES:
+        for end, least in (("low", np.fmin), ("high", np.fmax)):
+            values = np.full(size, np.nan)
+            values[where] = least(one[name], other[name])
+            bounds[f"{name}_input_{end}"] = values
+    return bounds
+
+
+def _each(
+    points: Points, found: dict[str, Floats], value: Callable[[Case, Row], Row], needs: Sequence[str] | None = None
+) -> pl.DataFrame:
+    """Columns that are computed row by row from a point and its estimates; null where a row has none."""
+    names = [*found] if needs is None else needs
+    columns = [found[name].tolist() for name in names]
+    rows = [value(points.case(at), dict(zip(names, row, strict=True))) for at, row in enumerate(zip(*columns, strict=True))]
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def formula_row(case: Case) -> Row:
+    """The theory's estimates of one point."""
+    return {name: value for name, value in estimates(of_case(case)).row(0, named=True).items() if value is not None}
+
+
+def over_one_device(case: Case, row: Row) -> Row:
+    """The speed-up over plain decoding on one device, from that over the same devices; nothing where those are one.
+
+    What a step takes on one device is another measurement than what it takes on several: its error, and theirs, widen the bounds
+    from inputs. Without a value where the model is not known to fit one device.
+    """
+    if case.ways == 1 or case.priced is None:
+        return {}
+    name, alone = metrics.ONE_DEVICE, case.plain_time_on_one_device
+    if alone is None or case.priced.one_device is None:
+        return {name: float("nan")}
+    factor, ours, theirs = alone / case.plain_time, case.priced.point.error, case.priced.one_device.error
+    wrong = {"input_low": (1 - min(theirs, 1.0)) / (1 + ours), "input_high": (1 + theirs) / (1 - ours) if ours < 1 else None}
+    found = {name: row["speedup"] * factor}
+    for bound in metrics.BOUNDS:
+        value, more = row.get(f"speedup_{bound}"), wrong.get(bound, 1.0)
+        found |= {} if value is None or more is None else {f"{name}_{bound}": value * factor * more}
+    return found
+
+
+def straggling(case: Case, rounds: float, latency: float) -> Row:
+    """What static batches lose by waiting, where the method's theory says it, from the means of rounds and latency."""
+    known = registry.method(case.method).straggler_loss
+    loss = None if known is None else known(case.parameters, case.cost, rounds, latency)
+    return {} if loss is None else {"straggler_loss": loss}
+
+
+def work_of(case: Case) -> Row:
+    """Operations and bytes per token by the theory, where shapes are known and it says them."""
+    found = _work(case) if case.shapes else None
+    return {} if found is None else metrics.worked(bill(found, case.shapes), case.outputs, case.full_batch)
+
+
+def _work(case: Case) -> Any:
+    closed = registry.method(case.method).work
+    laws = {name: outcome.law for name, outcome in case.outcomes.items()}
+    return None if closed is None else closed(case.parameters, case.settings.tokens, by_outcome(laws))
+
+
+def operations_of(case: Case, compute_per_token: float, *, sampled: bool = False) -> Row:
+    """Operations of a method that does not draft: by its theory's account of layers, or where they are its unit-time by that.
+
+    Of what is sampled unit-time goes first where every pass is over one token: it is of the same decodings.
+    """
+    known = not case.parameters.roles and case.parameters.decoded_sequences == 1 and case.cost.only_layers
+    if case.parameters.counts_layers and not (sampled and known and case.parameters.widest == 1):
+        worked = _work(case)
+        layers = None if worked is None else float(worked.of["target"].layer_passes)
+        return {} if layers is None else {"operations_per_token": layers / case.parameters.layers / case.outputs}
+    return {"operations_per_token": compute_per_token} if known else {}

@@ -1,0 +1,111 @@
+"""The columns that say what a point of a grid is: its method, outcomes, costs and cluster, and what has no estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from model.base import strict_json
+from model.costs.layer_times import RATIOS
+from model.interpret.account import bill
+from model.outcomes.outcome_kinds import KINDS
+from sim.scenarios import scenario_file
+from sim.scenarios.cases import Case
+from sim.scenarios.grid import Grid
+from sim.views import metrics
+
+Row = dict[str, Any]
+
+
+def described(grid: Grid, point: int, case: Case) -> Row:
+    """All columns that say what a point is."""
+    row = {"point": point} | of_choice(case) | of_outcomes(case, outcomes_table(grid, point)) | of_costs(case)
+    # An axis that none of these columns shows has its own, under its path.
+    own = axes_of_costs(case)
+    rest = {path: value for path, value in grid.values(point).items() if path in own or not _shown(row, path, value)}
+    return row | {path: cell(value) for path, value in rest.items()}
+
+
+def of_choice(case: Case) -> Row:
+    """The method, its parameters and the tokens of a point."""
+    row: Row = {"method": case.method} | {name: cell(value) for name, value in case.parameters.table().items()}
+    return row | {"tokens": case.settings.tokens}
+
+
+def outcomes_table(grid: Grid, point: int) -> Mapping[str, Any]:
+    """The [outcomes] of a point as they are given."""
+    own = scenario_file.method_tables(grid.base)[grid.indices(point)[0]].get("outcomes")
+    swept = {path.partition(".")[2]: value for path, value in grid.values(point).items() if path.startswith("outcomes.")}
+    table: Mapping[str, Any] = grid.base.get("outcomes", {}) if own is None else own
+    return {**table, **swept}
+
+
+def of_outcomes(case: Case, table: Mapping[str, Any]) -> Row:
+    """The kinds, rates and sources of a point's outcomes, and how far a lossy method's output is known to agree."""
+    kinds = ", ".join(dict.fromkeys(outcome.kind for outcome in case.outcomes.values())) or None
+    row: Row = {"outcomes": kinds, "data_set": table.get("data_set"), "head": table.get("head")}
+    for name, outcome in case.outcomes.items():
+        rate = KINDS[name].rate
+        row |= {
+            rate: float(outcome.rate), f"{rate}_low": outcome.rate_low, f"{rate}_high": outcome.rate_high,
+            f"{rate}_trials": outcome.trials, **outcome.also,
+        }  # fmt: skip
+        if outcome.published_speedup is not None:
+            row["published_speedup"] = outcome.published_speedup
+    if case.outcomes:
+        row["outcomes_source"] = "; ".join(dict.fromkeys(outcome.source for outcome in case.outcomes.values()))
+    said = dict.fromkeys(outcome.note for outcome in case.outcomes.values() if outcome.note is not None)
+    row |= {"outcomes_note": "; ".join(said)} if said else {}
+    if case.parameters.exact:
+        return row
+    known = next((outcome for outcome in case.outcomes.values() if outcome.agreement is not None), None)
+    agreement = (None, "unknown") if known is None else (known.agreement, known.agreement_source)
+    return row | dict(zip(("agreement", "agreement_source"), agreement, strict=True))
+
+
+def of_costs(case: Case) -> Row:
+    """The costs of a point, the units that there are, and why there may be no estimates."""
+    row: Row = {RATIOS[role]: case.cost.ratio(role) for role in case.parameters.roles}
+    row |= {"units": case.devices(case.cluster.units), "contended": case.contended, "exact": case.parameters.exact}
+    row |= {"no_value_because": case.contention} if case.contended else {}
+    if case.parameters.counts_layers and case.parameters.static_batches:
+        row["occupancy"] = case.outputs * case.full_batch / (case.steps * case.parameters.sequences)
+    row |= _plain_work(case)
+    row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
+    if case.priced is not None:
+        at = case.priced.point
+        row |= {"seconds_error": at.error, "context_drift": at.drift, "ways": case.ways}
+        row |= {"prompt_s": case.priced.prompt_s, "cost_source": case.priced.provenance}
+        row |= {"cost_missing": ", ".join(case.priced.missing) or None}
+        row |= {} if case.priced.memory is None else {"memory_share": case.priced.memory.share}
+    return row | ({} if case.fitted_on is None else {"fitted_on": case.fitted_on})
+
+
+def _plain_work(case: Case) -> Row:
+    """Work per token of plain decoding of the same tokens, in the same batches."""
+    if not case.shapes:
+        return {}
+    plain = case.parameters.plain_work(case.settings.tokens)
+    worked = metrics.worked(bill(plain, case.shapes), case.outputs, case.full_batch)
+    return {f"plain_{name}": worked[name] for name in metrics.PLAIN_WORK}
+
+
+def axes_of_costs(case: Case) -> set[str]:
+    """Axes of costs whose names are those of the method's parameters: the columns of these names are the method's."""
+    return {f"cost.{name}" for name in case.parameters.names()}
+
+
+def without_value(grid: Grid, point: int, case: Case) -> Row:
+    """The row of a view that cannot see waiting, of a point at which something may wait: it says why it has no estimates."""
+    return described(grid, point, case) | {"held_units": float(case.devices(case.held))}
+
+
+def cell(value: Any) -> Any:
+    """A list is written out: no column of a CSV could hold it."""
+    return strict_json.dumps(value) if isinstance(value, list | tuple) else value
+
+
+def _shown(row: Row, path: str, value: Any) -> bool:
+    """Whether a column says what a point has on an axis."""
+    last = path.rpartition(".")[2]
+    return path.partition(".")[2] in row or (last in row and row[last] == value)
