@@ -248,8 +248,8 @@ class _Engine:
 
 
 _PassKey = tuple[str, int, LayerSpan, int, int, tuple[int, ...] | None]
-"""What the price of a pass depends on, but for its position: the fields of its `Kind`, and the widths of the sequences of its batch.
-A plain tuple, as it is made for each pass."""
+"""All that the price of a pass depends on but its position: the fields of its `Kind`, and the widths in its batch. A plain tuple: it
+is made for each pass."""
 
 
 def _key_of(step: Forward) -> _PassKey:

@@ -148,7 +148,7 @@ def test_sequences_of_unequal_widths_say_what_each_says_from_scratch(kind: str) 
             texts[number] = [*texts[number][:position], *own]
         step = ragged(words, positions, heads, LayerSpan(0, LAYERS))
         if cut < LAYERS:
-            first = step._replace(layers=LayerSpan(0, cut), heads=0, batch=ragged(words, positions, [0] * len(heads), step.layers).batch)
+            first = ragged(words, positions, [0] * len(heads), LayerSpan(0, cut))
             out = real.forward(held, step._replace(layers=LayerSpan(cut, LAYERS), state=real.forward(held, first)))
         else:
             out = real.forward(held, step)

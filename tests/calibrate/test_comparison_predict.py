@@ -149,7 +149,8 @@ def test_a_pass_in_pieces_pays_its_call_for_each_and_its_layers_once() -> None:
 
 
 @pytest.mark.parametrize("step", [
-    Forward("target", (7,), 5, LayerSpan(0, 5), heads=1), Forward("target", (7, 8), 5, LayerSpan(0, 3)), Forward("target", (7,), 5, LayerSpan(2, 5), heads=1),
+    Forward("target", (7,), 5, LayerSpan(0, 5), heads=1), Forward("target", (7, 8), 5, LayerSpan(0, 3)),
+    Forward("target", (7,), 5, LayerSpan(2, 5), heads=1),
     Forward("target", (7,), 5, LayerSpan(0, 5, gaps=((1, 3),)), heads=1), Forward("target", (7,), 5, LayerSpan(1, 4, kv_only=True)),
 ])  # fmt: skip
 def test_layer_times_of_a_pass_add_up_to_it(step: Forward) -> None:
@@ -609,7 +610,8 @@ def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
     assert own.forward(sub) == pytest.approx(8e-3 + 6e-4)
     assert told.forward(sub) == pytest.approx(8e-3 + 2e-4)
     assert told.forward(sub._replace(tokens=(7, 8, 9), tree=(-1, -1, -1))) == pytest.approx(8e-3 + 2e-4)
-    for step in (sub._replace(heads=1), sub._replace(layers=sub.layers._replace(first=4), state=sub), sub._replace(tokens=(7, 8, 9))):
+    later = sub._replace(layers=sub.layers._replace(first=4), state=sub)
+    for step in (sub._replace(heads=1), later, sub._replace(tokens=(7, 8, 9))):
         assert told.forward(step) == own.forward(step)
     # Timed among others: .6 ms there are .4 ms alone, where a layer takes one and a half times as long.
     runs = runs_of([decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)], profiles(), units=[2])

@@ -167,7 +167,7 @@ def test_methods_that_cannot_be_captured_are_refused_before_anything_is_timed(
 def test_texts_that_come_apart_are_refused_before_anything_is_timed(cuda: Cuda, tmp_path: Path) -> None:
     method = {"name": "speculative", "draft_length": 2, "sequences": 3, "batching": "static", "forced": {"acceptance_rate": 0.5}}
     out = tmp_path / "runs.json"
-    with pytest.raises(ParameterError, match=r"mode must be eager where sequences of a batch stand at unequal positions, .* batch = 1"):
+    with pytest.raises(ParameterError, match=r"mode must be eager where sequences .* stand at unequal positions, .* batch = 1"):
         run_command.measured(plan_of(tmp_path, method=[method]), out, "cpu")
     assert not [*tmp_path.glob("runs*")]
 

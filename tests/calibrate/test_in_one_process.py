@@ -530,7 +530,8 @@ def test_a_text_longer_than_the_model_knows_is_refused() -> None:
     ({"at": 95, "tokens": (3, 4)}, 97), ({"at": 95, "tokens": (3, 4, 5), "tree": (-1, 0, 1)}, 98),
     ({"at": 95, "tokens": (3, 4, 5), "tree": (-1, 0, 0)}, 97),
     ({"at": 0, "tokens": (3, 4, 5, 6), "batch": Batch.uniform((0, 1), (95, 1), 2)}, 97),
-    ({"at": 1, "tokens": (3, 4, 5, 6), "batch": Batch((0, 1), (95, 1), (1, 3), (0, 0))}, 96), ({"at": 95, "tokens": (3, 4), "tree": (-1, -1)}, 96),
+    ({"at": 1, "tokens": (3, 4, 5, 6), "batch": Batch((0, 1), (95, 1), (1, 3), (0, 0))}, 96),
+    ({"at": 95, "tokens": (3, 4), "tree": (-1, -1)}, 96),
 ])  # fmt: skip
 def test_how_long_a_text_would_be_is_that_of_its_furthest_position(given: dict[str, Any], length: int) -> None:
     """Of hypotheses those count that stand behind each other; 96 positions are known."""

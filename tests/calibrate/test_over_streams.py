@@ -303,11 +303,11 @@ def child() -> Steps:
     ("steps", "said"),
     [
         (ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as the algorithm starts .*, got 2 str"),
-        (joining(Forward("target", (5, 6), 2, LayerSpan(0, LAYERS), tree=(-1, 0))), "makes plain passes of one sequence alone; .* for others"),
+        (joining(Forward("target", (5, 6), 2, LayerSpan(0, LAYERS), tree=(-1, 0))), "of one sequence alone; .* for others"),
         (joining(child()), "units must be more, as the algorithm has more processes at once, got 2 streams; make more of them"),
         (ppd.decode(ppd.Parameters(6, 3, 1), [3], 8), "layers of the target must be 5, as llama target has, got at least 6"),
         (speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "the target alone, .* asks for the draft"),
-        (beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "over streams makes plain passes of one sequence alone"),
+        (beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "makes plain passes of one sequence alone"),
     ],
 )  # fmt: skip
 def test_a_run_that_it_is_not_for_is_refused(steps: Any, said: str) -> None:
@@ -534,11 +534,11 @@ def test_each_stretch_of_time_says_whose_it_was() -> None:
 
 
 @pytest.mark.parametrize(("step", "said"), [
-    *((Forward("target", (5, 6), 2, LayerSpan(0, LAYERS))._replace(**more), "over streams makes plain passes of one sequence alone; the algorithm asks for")
+    *((Forward("target", (5, 6), 2, LayerSpan(0, LAYERS))._replace(**more), "over streams makes plain passes of one sequence")
       for more in ({"batch": Batch.uniform((0, 1), 2)}, {"layers": LayerSpan(0, LAYERS, ((1, 2),))},
                    {"layers": LayerSpan(0, LAYERS, kv_only=True)}, {"compared": 1}, {"unit": 1}, {"tree": (-1, 0)},
                    {"tree": (-1, -1), "heads": 2})),
-    (Forward("target", (5, 6), 2, LayerSpan(1, LAYERS), tree=(-1, -1)), "over streams makes plain passes of one sequence alone"),
+    (Forward("target", (5, 6), 2, LayerSpan(1, LAYERS), tree=(-1, -1)), "makes plain passes of one sequence alone"),
     (Forward("draft", (5,), 2, LayerSpan(0, 1)), "over streams has the target alone, and the algorithm asks for the draft model"),
 ])  # fmt: skip
 def test_passes_that_no_method_makes_on_streams_are_refused(step: Forward, said: str) -> None:

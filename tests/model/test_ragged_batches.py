@@ -1,4 +1,4 @@
-"""Passes over sequences of unequal positions and widths: in every interpreter without tensors the union of each sequence's own pass."""
+"""Passes over sequences of unequal positions and widths are, without tensors, the union of the passes of each sequence."""
 
 from typing import Any
 

@@ -105,8 +105,8 @@ def test_the_likeliest_tokens_come_first_and_of_equals_the_first() -> None:
 @pytest.mark.parametrize(
     ("step", "error", "message"),
     [
-        pytest.param(Forward("target", (5,), 2, LayerSpan(0, 1), heads=1), CacheError, "a pass at position 2 of a model that has read 1",
-                     id="a gap before the pass"),
+        pytest.param(Forward("target", (5,), 2, LayerSpan(0, 1), heads=1), CacheError,
+                     "a pass at position 2 of a model that has read 1", id="a gap before the pass"),
         pytest.param(Forward("draft", (5,), 0, LayerSpan(0, 1), heads=1), CacheError, r"draft has read .* where the text is",
                      id="another text than what was put out"),
         pytest.param(Fork((), ()), TypeError, "Fork", id="sub-processes"),

@@ -4,10 +4,10 @@ Algorithm 1 of [Leviathan2023] (Algorithm 2 of [Chen2023] is the same with other
 the target's own; sampled, with chance min(1, p/q), and the first that is not is replaced by one from norm(max(0, p - q)), so that
 the output has the target's law exactly. A round gives one token more than it accepts. Drafts are cut to what remains to be decoded.
 
-Sequences of a batch draft together and are verified in one pass; each takes what it accepts, so that their positions differ. A round
-drafts as many tokens for all as for the sequence that can use the most, and what is beyond the end of a sequence is not looked at.
-Those that have ended leave the batch; the next one begins when all have. So a static batch is decoded; of one that is kept full one
-sequence is, whose drafts are never cut (`model/methods/batching.py`).
+Sequences of a batch draft together and are verified in one pass; each takes what it accepts, so that their positions differ. A
+round drafts as many tokens for all as for the sequence that can use the most, and what is beyond the end of a sequence is not
+looked at. Those that have ended leave the batch; the next one begins when all have. So a static batch is decoded; of one that is
+kept full one sequence is, whose drafts are never cut (`model/methods/batching.py`).
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
