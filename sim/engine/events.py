@@ -248,13 +248,8 @@ class _Engine:
 
 
 _PassKey = tuple[str, int, LayerSpan, int, int, tuple[int, ...] | None]
-"""All that the price of a pass depends on but its position: the fields of its `Kind`, and the widths in its batch. A plain tuple: it
-is made for each pass."""
-
-
-def _key_of(step: Forward) -> _PassKey:
-    batch = step.batch
-    return step.role, len(step.tokens), step.layers, step.heads, step.compared, None if batch is None else batch.widths
+"""All that the price of a pass depends on but its position: fields of its `Kind`, and widths in its batch. A plain tuple: one is
+made for each pass."""
 
 
 class _Reading(NamedTuple):
@@ -279,6 +274,7 @@ class _Process:
     # Given at birth, and with every pass or dispatch (then `step` is the processes that are sent out).
     cache: Cache
     step: Forward | _Reading | Sequence[_Process] = ()
+    key: _PassKey
     seconds: float
     since: float
     layer_times: list[float]
@@ -322,8 +318,10 @@ class _Process:
 
     def _forward(self, step: Forward) -> None:
         engine = self.engine
-        self.step, self.layer, unit = step, step.layers.first, step.unit
-        key = _key_of(step)
+        layers, batch, unit = step.layers, step.batch, step.unit
+        self.step, self.layer = step, layers.first
+        key = step.role, len(step.tokens), layers, step.heads, step.compared, None if batch is None else batch.widths
+        self.key = key
         try:
             self.seconds, self.counts = engine.known[key]
         except KeyError:
@@ -463,10 +461,9 @@ class _Process:
         step = self.step
         if engine.per_layer and isinstance(step, Forward) and step.layers.first < step.layers.last:
             self.layer = step.layers.first
-            key = _key_of(step)
-            if key not in engine.known_layers or engine.by_position:
-                engine.known_layers[key] = engine.cost.layer_times_of(step)
-            self.layer_times = engine.known_layers[key]
+            if self.key not in engine.known_layers or engine.by_position:
+                engine.known_layers[self.key] = engine.cost.layer_times_of(step)
+            self.layer_times = engine.known_layers[self.key]
             self._tick()
         elif engine.among is not None:
             self.left, self.paced_at, self.factor = self.seconds, env.now, 1.0
