@@ -309,7 +309,7 @@ def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: int) -> Iter
     tables = plan.grid.tables
     if workers == 1:
         for shard, path in missing.items():
-            yield compute(tables, shard, path, plan=plan)
+            yield compute(tables, shard, path, (), plan)
         return
     import joblib
     from joblib.externals.loky.process_executor import BrokenProcessPool
