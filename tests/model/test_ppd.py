@@ -715,7 +715,7 @@ def test_candidates_are_read_after_the_last_position_of_a_pass(form: str, prompt
     assert isinstance(step, Read)
     assert (step.kind, step.offset, step.width) == ("top", -1, 3)
     assert isinstance(step.output, Forward)
-    assert (step.output.tokens, step.output.at, step.output.last) == ((7,), len(prompt) - 1, 5)
+    assert (step.output.tokens, step.output.at, step.output.layers.last) == ((7,), len(prompt) - 1, 5)
 
 
 def test_as_many_units_as_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
