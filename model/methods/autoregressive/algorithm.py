@@ -32,6 +32,7 @@ class Parameters(MethodParameters):
         checks.flag("sampled", self.sampled)
         self.check_batching()
 
+
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends sequences, of `stop`."""
     layers = LayerSpan(0, parameters.layers)

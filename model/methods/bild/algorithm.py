@@ -110,6 +110,7 @@ class Parameters(DraftModel):
         """The most tokens of one pass of the large model: behind a rollback one more than are kept and corrected."""
         return self.longest_draft + 1
 
+
 class Draft(NamedTuple):
     """What the small model wrote, whether it stopped because it was unsure, and the outputs of all its passes."""
 

@@ -93,6 +93,7 @@ class Parameters(DraftModel):
         """The most tokens of one pass of the large model."""
         return self.longest_draft + 1
 
+
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
     text, end = list(prompt), len(prompt) + tokens
