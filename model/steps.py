@@ -12,7 +12,11 @@ visible to it layer by layer. Only a task that has returned can be adopted: one 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Generator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 Steps = Generator["Step", Any, Any]
@@ -20,7 +24,7 @@ Steps = Generator["Step", Any, Any]
 
 
 def ended(tokens: list[int], stop: Collection[int]) -> list[int]:
-    """Tokens up to the first that ends a text.
+    """Tokens up to the first that ends a sequence.
 
     >>> ended([7, 2, 9, 2], (9, 3))
     [7, 2, 9]
@@ -28,51 +32,139 @@ def ended(tokens: list[int], stop: Collection[int]) -> list[int]:
     return next((tokens[: place + 1] for place, token in enumerate(tokens) if token in stop), tokens)
 
 
+class LayerSpan(NamedTuple):
+    """Layers [first, last) of a model, as one pass runs them.
+
+    Layers of `gaps`, half-open ranges between the two, are not run: the state goes past them as it is, and they get no row. With
+    `kv_only` the layers make keys and values of the state and no more: it does not change. A span of no layers is a head alone.
+    """
+
+    first: int
+    last: int
+    gaps: tuple[tuple[int, int], ...] = ()
+    kv_only: bool = False
+
+    @property
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        """The layers that are run, as half-open ranges.
+
+        >>> LayerSpan(0, 24, gaps=((1, 17),)).ranges
+        [(0, 1), (17, 24)]
+        """
+        bounds = [self.first, *[bound for gap in self.gaps for bound in gap], self.last]
+        return [span for span in zip(bounds[::2], bounds[1::2], strict=True) if span[0] < span[1]]
+
+    @property
+    def size(self) -> int:
+        """Number of layers, without those of the gaps.
+
+        >>> LayerSpan(0, 24, gaps=((1, 17),)).size
+        8
+        """
+        return self.last - self.first - sum(last - first for first, last in self.gaps)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The sequences of one pass: the i-th is number `sequences[i]`, and has `widths[i]` tokens from position `positions[i]` on.
+
+    Tokens lie sequence after sequence; the last `heads[i]` of each are projected. Each sequence has a separate cache; those that
+    have ended are no longer named.
+    """
+
+    sequences: tuple[int, ...]
+    positions: tuple[int, ...]
+    widths: tuple[int, ...]
+    heads: tuple[int, ...]
+
+    @classmethod
+    def uniform(cls, sequences: tuple[int, ...], positions: int | tuple[int, ...], width: int = 1, heads: int = 0) -> Batch:
+        """As many tokens of each sequence, and as many of each projected; one position for all or one for each.
+
+        >>> Batch.uniform((3, 1), 5, width=2, heads=1)
+        Batch(sequences=(3, 1), positions=(5, 5), widths=(2, 2), heads=(1, 1))
+        """
+        count = len(sequences)
+        return cls(sequences, (positions,) * count if isinstance(positions, int) else positions, (width,) * count, (heads,) * count)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether all sequences have as many tokens, from one position on."""
+        return len({*self.positions}) == len({*self.widths}) == 1
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """Index of the first token of each sequence among those of the pass."""
+        return tuple(accumulate(self.widths[:-1], initial=0))
+
+    @cached_property
+    def head_starts(self) -> tuple[int, ...]:
+        """Index of the first projected position of each sequence among those of the pass."""
+        return tuple(accumulate(self.heads[:-1], initial=0))
+
+    @property
+    def end(self) -> int:
+        """The position after the last token of the longest sequence."""
+        return max([at + width for at, width in zip(self.positions, self.widths, strict=True)])
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Of a token of the pass the index of its sequence in the batch, and its index among the tokens of that sequence.
+
+        >>> [Batch((3, 1), (6, 5), (1, 2), (1, 1)).locate(index) for index in range(3)]
+        [(0, 0), (1, 0), (1, 1)]
+        """
+        found = bisect_right(self.starts, index) - 1
+        return found, index - self.starts[found]
+
+    def require(self, step: Forward) -> None:
+        """Refuse a pass whose tokens, positions or heads are not those of its sequences."""
+        count, tokens = len(self.sequences), len(step.tokens)
+        positions, widths, heads = self.positions, self.widths, self.heads
+        wrong = None
+        if len({*self.sequences}) < count or not count:
+            wrong = f"sequences must be different ones, at least one, got {self.sequences}"
+        elif len(positions) != count or len(widths) != count or len(heads) != count:
+            wrong = f"positions, widths and heads must be one of each of {count} sequences, got {positions}, {widths} and {heads}"
+        elif min(widths) < 1 or sum(widths) != tokens:
+            wrong = f"widths must be at least 1 and add up to {tokens} tokens, got {widths}"
+        elif any(not 0 <= projected <= width for projected, width in zip(heads, widths, strict=True)):
+            wrong = f"heads must be between 0 and widths={widths}, got {heads}"
+        elif sum(heads) != step.heads:
+            wrong = f"heads must add up to {step.heads}, those of the pass, got {heads}"
+        elif min(positions) != step.at:
+            wrong = f"the least of positions must be {step.at}, that of the pass, got {positions}"
+        elif step.compared not in (0, tokens):
+            wrong = f"compared must be 0 or all {tokens} tokens, got {step.compared}"
+        elif step.tree and count > 1:
+            wrong = f"sequences must be one where several hypotheses are followed, got {self.sequences}"
+        if wrong is not None:
+            raise CacheError(f"{step.role}: of a batch {wrong}")
+
+
 class Forward(NamedTuple):
-    """Run layers [first, last) of `role` on `tokens`, the first of them at cache position `at`. Answer: an output.
+    """Run `layers` of the model `role` on `tokens`, the first of them at cache position `at`. Answer: an output.
 
-    `state` is the output to go on from where `first` is above 0; `heads` is how many of the positions are projected onto the
-    vocabulary at the end of this pass. A span without layers is a head alone. `unit` is where it is run, if not where the process
-    made its last pass; what it works on then takes a link to get there.
+    `state` is the output to go on from where the first layer is above 0, or a tuple of the outputs of several passes whose tokens
+    follow one another; `heads` is how many positions, the last ones, are projected onto the vocabulary at the end of this pass.
+    `unit` is where it is run, if not where the process made its last pass; what it works on then takes a link to get there.
 
-    `after` makes it a pass over several hypotheses, a tree: token i follows token `after[i]` of this pass, or where that is -1-j
-    the j-th token that the cache holds at position at - 1. Without it each follows the one before it, and the first the 0-th there.
+    `tree` makes it a pass over several hypotheses: token i follows token `tree[i]` of this pass, or where that is -1-j the j-th
+    token that the cache holds at position at - 1. Without it each follows the one before it, and the first the 0-th there.
 
-    `texts` makes it a pass over a batch, of as many tokens of each of the texts with these numbers: all of the first text come
-    first, then as many of the second; so do the positions that `heads` and `compared` count. The first of each stands at position
-    `at` of its text, or where texts stand at unequal positions the i-th at `places[i]`, and `at` is the least of them. Each text
-    has a cache of its own; those that have ended are no longer named.
-
-    Layers of `gaps`, half-open ranges between `first` and `last`, are not run: the state goes past them as it is, and they get no
-    row. With `rows_only` the layers make keys and values of the state and no more: it does not change. `state` may be the outputs
-    of several passes, one behind the other. `compared` is at how many positions the state is compared with that of the layer
-    before.
+    `batch` makes it a pass over several sequences, or over one that is named: `heads` is then the sum of theirs, and `at` the least
+    of their positions. `compared` is the number of positions at which the state is compared with that of the layer before.
     """
 
     role: str
     tokens: tuple[int, ...]
     at: int
-    first: int
-    last: int
+    layers: LayerSpan
     state: Any = None
     heads: int = 0
     unit: int | None = None
-    after: tuple[int, ...] = ()
-    texts: tuple[int, ...] = ()
-    gaps: tuple[tuple[int, int], ...] = ()
-    rows_only: bool = False
+    tree: tuple[int, ...] = ()
+    batch: Batch | None = None
     compared: int = 0
-    places: tuple[int, ...] = ()
-
-    @property
-    def spans(self) -> Sequence[tuple[int, int]]:
-        """The layers that are run, as half-open ranges.
-
-        >>> Forward("target", (7,), 5, 0, 24, gaps=((1, 17),)).spans
-        [(0, 1), (17, 24)]
-        """
-        bounds = [self.first, *[bound for gap in self.gaps for bound in gap], self.last]
-        return [span for span in zip(bounds[::2], bounds[1::2], strict=True) if span[0] < span[1]]
 
     @property
     def joins(self) -> bool:
@@ -83,59 +175,70 @@ class Forward(NamedTuple):
     def positions(self) -> Sequence[int]:
         """The cache position of each token.
 
-        >>> Forward("target", (7, 8, 9, 6), 5, 0, 4, after=(-1, -2, 0, 2)).positions
+        >>> Forward("target", (7, 8, 9, 6), 5, LayerSpan(0, 4), tree=(-1, -2, 0, 2)).positions
         [5, 5, 6, 7]
-        >>> Forward("target", (7, 8, 7, 9), 5, 0, 4, texts=(0, 1), places=(6, 5)).positions
-        [6, 7, 5, 6]
+        >>> Forward("target", (7, 8, 7), 5, LayerSpan(0, 4), batch=Batch((0, 1), (6, 5), (1, 2), (0, 0))).positions
+        [6, 5, 6]
         """
-        if len(self.texts) > 1:
-            width = self.width
-            return [place + index for place in self.places or (self.at,) * len(self.texts) for index in range(width)]
-        if not self.after:
+        if self.tree:
+            found: list[int] = []
+            for before in self.tree:
+                found.append(self.at if before < 0 else found[before] + 1)
+            return found
+        batch = self.batch
+        if batch is None:
             return range(self.at, self.at + len(self.tokens))
-        found: list[int] = []
-        for before in self.after:
-            found.append(self.at if before < 0 else found[before] + 1)
-        return found
+        return [at + index for at, width in zip(batch.positions, batch.widths, strict=True) for index in range(width)]
 
     @property
     def end(self) -> int:
-        """The position behind its last token: of a tree, behind its longest hypothesis, of a batch, behind its longest text."""
-        if len(self.texts) > 1:
-            return max(self.places, default=self.at) + self.width
-        return max(self.positions) + 1 if self.after else self.at + len(self.tokens)
+        """The position after the last token: that of the longest hypothesis of a tree, of the longest sequence of a batch."""
+        if self.tree:
+            return max(self.positions) + 1
+        return self.at + len(self.tokens) if self.batch is None else self.batch.end
 
     @property
     def width(self) -> int:
-        """How many tokens of each text there are."""
-        return len(self.tokens) // max(len(self.texts), 1)
+        """Number of tokens; in a batch of the sequence that has most."""
+        return len(self.tokens) if self.batch is None else max(self.batch.widths)
 
-    def text_of(self, offset: int) -> int:
-        """The number of the text that a token is of, by the token's index as in a list; 0 where there is no batch.
+    @property
+    def batch_size(self) -> int:
+        """Number of sequences, 1 without a batch."""
+        return 1 if self.batch is None else len(self.batch.sequences)
 
-        >>> [Forward("target", (7, 8, 7, 9), 5, 0, 4, texts=(3, 1)).text_of(offset) for offset in (0, 1, -2, -1)]
-        [3, 3, 1, 1]
+    def sequence_of(self, offset: int) -> int:
+        """The number of the sequence of a token, by the token's index as in a list; 0 without a batch.
+
+        >>> step = Forward("target", (7, 8, 7), 5, LayerSpan(0, 4), batch=Batch((3, 1), (6, 5), (1, 2), (0, 0)))
+        >>> [step.sequence_of(offset) for offset in (0, 1, -2, -1)]
+        [3, 1, 1, 1]
         """
-        return self.texts[offset % len(self.tokens) // self.width] if self.texts else 0
+        batch = self.batch
+        return 0 if batch is None else batch.sequences[batch.locate(offset % len(self.tokens))[0]]
 
     def part(self, index: int) -> Forward:
-        """This pass as one of its texts sees it, by its index in `texts`.
+        """The pass of one sequence of the batch, by its index there.
 
-        >>> Forward("target", (7, 8, 7, 9), 5, 0, 4, heads=4, texts=(3, 1), places=(6, 5)).part(0)
-        Forward(role='target', tokens=(7, 8), at=6, first=0, last=4, state=None, heads=2, ...)
+        >>> step = Forward("target", (7, 8, 7), 5, LayerSpan(0, 4), heads=2, batch=Batch((3, 1), (6, 5), (1, 2), (1, 1)))
+        >>> step.part(1)
+        Forward(role='target', tokens=(8, 7), at=5, layers=LayerSpan(...), state=None, heads=1, ...)
         """
-        count, width = len(self.texts), self.width
-        role, tokens, at, first, last, state, heads, unit, after, _, gaps, rows_only, compared, places = self
-        own, place = tokens[index * width : (index + 1) * width], places[index] if places else at
-        return Forward(role, own, place, first, last, state, heads // count, unit, after, (), gaps, rows_only, compared // count)
+        batch = self.batch
+        assert batch is not None
+        start, width = batch.starts[index], batch.widths[index]
+        compared = width if self.compared else 0
+        own, at, heads = self.tokens[start : start + width], batch.positions[index], batch.heads[index]
+        return Forward(self.role, own, at, self.layers, self.state, heads, self.unit, self.tree, None, compared)
 
     def alone(self, hypothesis: int) -> Forward:
-        """This pass as one of its hypotheses sees it, those that are a token each.
+        """The pass of one of its hypotheses, where each is one token.
 
-        >>> Forward("target", (7, 8, 9), 5, 0, 4, after=(-1, -1, -1)).alone(1)[:5]
-        ('target', (8,), 5, 0, 4)
+        >>> found = Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), tree=(-1, -1, -1)).alone(1)
+        >>> found.tokens, found.at, found.tree
+        ((8,), 5, ())
         """
-        return self._replace(tokens=(self.tokens[hypothesis],), at=self.positions[hypothesis], after=())
+        return self._replace(tokens=(self.tokens[hypothesis],), at=self.positions[hypothesis], tree=())
 
 
 GREEDY: Final = "next"
@@ -216,20 +319,20 @@ class Adopt(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """These tokens are output, for good. `kind` says what gave them: match, miss, token, round, ...
+    """These tokens are generated, for good. `kind` says what gave them: match, miss, token, round, ...
 
     `drafted` is how many drafted tokens were on offer, where any could be; all of `tokens` but the last are then accepted ones.
 
-    `back` is how many of the tokens put out last these replace, in methods that follow several hypotheses, of which now one leads,
-    now another; so many of `tokens` are then no gain. `text` is the number of the text that they are of, where texts of a batch put
-    out each its own.
+    `back` is how many of the tokens generated last these replace, in methods that follow several hypotheses, of which now one
+    leads, now another; so many of `tokens` are then no gain. `sequence` is the number of their sequence, where those of a batch
+    commit separately.
     """
 
     kind: str
     tokens: tuple[int, ...]
     drafted: int | None = None
     back: int = 0
-    text: int | None = None
+    sequence: int | None = None
 
 
 Step = Forward | Read | Fork | Join | Stop | Adopt | Commit

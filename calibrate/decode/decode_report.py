@@ -111,8 +111,8 @@ def document(results: Sequence[Result], head: Mapping[str, Any], layers: int) ->
 
 
 def _work(account: Account) -> list[dict[str, Any]]:
-    names = ("role", "width", "first", "last", "heads", "gaps", "rows_only", "compared", "passes", "attended", "read")
-    return [dict(zip(names, (*kind, *counts), strict=True)) for kind, counts in account.passes_by_kind.items()]
+    names = ("passes", "attended", "read")
+    return [kind.row() | dict(zip(names, counts, strict=True)) for kind, counts in account.passes_by_kind.items()]
 
 
 # --- for readers ---

@@ -32,6 +32,7 @@ from model.logs.decoding import Decoding, together
 from model.logs.read_log import plain
 from model.methods import registry
 from model.methods.speculative import rates_from_logs
+from model.steps import LayerSpan
 
 if TYPE_CHECKING:
     import polars as pl
@@ -68,7 +69,7 @@ def judged(target: Decoder, prompt: Sequence[int], tokens: Sequence[int]) -> Jud
 
     with torch.inference_mode():
         whole = (*prompt, *tokens[:-1])
-        states = target.run(whole, 0, 0, target.layers, target.rows())[-len(tokens) :]
+        states = target.run(whole, 0, LayerSpan(0, target.layers), target.rows())[-len(tokens) :]
         logits = target.logits(states, target.layers)
         chances = torch.log_softmax(logits.double(), -1)
         written = torch.tensor([*tokens], device=logits.device)[:, None]
@@ -282,8 +283,9 @@ def _billed(
 
 
 def _decided(method: str, found: Sequence[Decoding]) -> dict[str, Any]:
-    """What the method chose on its way: rates of falling back and rolling back, counted as `model.methods.bild.threshold_decisions`
-    does, or layers of a token."""
+    """What the method decided: rates of falling back and rolling back, counted as `model.methods.bild.threshold_decisions` does, or
+    layers of a token.
+    """
     if "decision" in registry.parameters(method).OUTCOMES:
         ended = Counter(commit.kind for each in found for commit in each.commits)
         asked = Counter(read.question.kind for each in found for read in each.reads)

@@ -24,7 +24,7 @@ from calibrate.interpreters.in_one_process import Luck, Sampling, drawn
 from model.base import checks, json_and_parquet, strict_json
 from model.base.checks import ParameterError
 from model.logs.position_log import DRAFT, TARGET, PositionLog, save
-from model.steps import ended
+from model.steps import Batch, LayerSpan, ended
 
 if TYPE_CHECKING:
     import polars as pl
@@ -168,17 +168,19 @@ def _written(
     """The texts, each of so many tokens, and the states before the first layer and behind each: shapes (texts, tokens, hidden)."""
     import torch
 
-    texts, count = [list(prompt) for prompt in prompts.values()], len(prompts)
+    texts = [list(prompt) for prompt in prompts.values()]
+    layers, numbers = LayerSpan(0, target.layers), tuple(range(len(prompts)))
     (width,) = {len(text) for text in texts}
     lucks = [Luck(seed, number) for number in prompts]
     rows = target.rows()
     if width > 1:
-        target.run(tuple(token for text in texts for token in text[:-1]), 0, 0, target.layers, rows, batch=count)
+        tokens_before = tuple(token for text in texts for token in text[:-1])
+        target.run(tokens_before, 0, layers, rows, batch=Batch.uniform(numbers, 0, width - 1))
     columns: list[list[Tensor]] = []
     last = tuple(text[-1] for text in texts)
     for at in range(width - 1, width - 1 + tokens):
         seen: list[Tensor] = []
-        state = target.run(last, at, 0, target.layers, rows, batch=count, seen=seen)
+        state = target.run(last, at, layers, rows, batch=Batch.uniform(numbers, at), seen=seen)
         columns.append([*seen, state])
         logits = target.common(state)
         if sampling is None:
@@ -248,7 +250,8 @@ def _of_draft(
     """What the draft says along the texts, and the target of the draft's tokens: arrays (rows,)."""
     width, tokens = len(prompts[0]), len(written[0])
     whole = tuple(token for prompt, text in zip(prompts, written, strict=True) for token in [*prompt, *text[:-1]])
-    made = draft.run(whole, 0, 0, draft.layers, draft.rows(), batch=len(written))
+    batch = Batch.uniform(tuple(range(len(written))), 0, width + tokens - 1)
+    made = draft.run(whole, 0, LayerSpan(0, draft.layers), draft.rows(), batch=batch)
     made = made.view(len(written), width + tokens - 1, -1)[:, width - 1 :].reshape(len(written) * tokens, -1)[rows]
     names = [name for name in DRAFT if name not in ("draft_token", "accepted")]
     found: dict[str, Any] = {name: np.zeros(len(chosen), np.float32) for name in names}

@@ -24,24 +24,26 @@ class RowsMade(Exception):  # noqa: N818  it is no error: it ends a layer of whi
 
 
 class Spots(NamedTuple):
-    """Where a pass over texts at unequal positions writes its rows."""
+    """Where a pass over sequences at unequal positions writes its rows."""
 
-    texts: Tensor
-    """Shape (texts, 1)."""
-    places: Tensor
-    """Shape (texts, width)."""
+    sequences: Tensor
+    """Index of each in the batch, shape (sequences, 1), or (tokens,) where widths are unequal."""
+    positions: Tensor
+    """Shape (sequences, width), or (tokens,) where widths are unequal."""
     first: int
     """The least of them."""
     end: int
     """Behind the last of them."""
     ends: tuple[int, ...]
-    """Behind the last of each text."""
+    """Behind the last of each sequence."""
+    kept: Tensor | None = None
+    """Where widths are unequal: which of the tokens, padded to the widest, write rows, shape (sequences, widest)."""
 
 
 class LayerRows:
-    """One layer's keys and values, of shape (texts, heads, capacity, head_dim), of which `length` rows count.
+    """One layer's keys and values, of shape (sequences, heads, capacity, head_dim), of which `length` rows count.
 
-    Of texts that hold unequally many, `ends` says how many of each do, and `length` is the most.
+    Of sequences that hold unequally many, `ends` says how many of each do, and `length` is the most.
     """
 
     __slots__ = ("ends", "fixed", "keys", "length", "lent", "values", "whole")
@@ -57,7 +59,7 @@ class LayerRows:
         there."""
         self.ends: tuple[int, ...] | None = None
         self.whole = False
-        """Whether there are numbers in all of the buffer: behind a text's end they are read, and count for nothing."""
+        """Whether there are numbers in all of the buffer: after the end of a sequence they are read, and count for nothing."""
 
     def copy(self) -> LayerRows:
         """The same rows, in the same buffer unless that is fixed. Whoever writes first behind them may; the copy never does."""
@@ -85,18 +87,18 @@ class LayerRows:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def write_each(self, keys: Tensor, values: Tensor, spots: Spots) -> tuple[Tensor, Tensor]:
-        """Write rows of texts at places of their own; all up to the longest text then, as views."""
+        """Write rows of sequences at positions of their own; all up to the longest sequence then, as views."""
         if self.keys is None or spots.end > self.keys.shape[2] or spots.first < self.lent or not self.whole:
             self._move(keys, spots.end, True)
         assert self.keys is not None
         assert self.values is not None
-        self.keys[spots.texts, :, spots.places] = keys.transpose(1, 2)
-        self.values[spots.texts, :, spots.places] = values.transpose(1, 2)
+        for buffer, made in ((self.keys, keys.transpose(1, 2)), (self.values, values.transpose(1, 2))):
+            buffer[spots.sequences, :, spots.positions] = made if spots.kept is None else made[spots.kept]
         self.length, self.ends = spots.end, spots.ends
         return self.keys[:, :, : spots.end], self.values[:, :, : spots.end]
 
     def hold(self, ends: tuple[int, ...]) -> None:
-        """So many rows of each text count."""
+        """Count so many rows of each sequence."""
         self.length, self.ends = max(ends), ends if len({*ends}) > 1 else None
 
     def _move(self, like: Tensor, end: int, whole: bool = False) -> None:
@@ -118,21 +120,21 @@ class LayerRows:
             self.length, self.keys, self.values = 0, None, None
             self.write(keys, values)
 
-    def of(self, texts: list[int]) -> LayerRows:
-        """The rows of some of the texts."""
+    def of(self, chosen: list[int]) -> LayerRows:
+        """The rows of some of the sequences."""
         other = LayerRows()
         if self.keys is not None and self.values is not None:
-            ends = (self.length,) if self.ends is None else tuple([self.ends[text] for text in texts])
+            ends = (self.length,) if self.ends is None else tuple([self.ends[index] for index in chosen])
             rows = slice(0, max(ends))
-            other.write(self.keys[texts, :, rows], self.values[texts, :, rows], whole=len({*ends}) > 1)
+            other.write(self.keys[chosen, :, rows], self.values[chosen, :, rows], whole=len({*ends}) > 1)
             other.hold(ends)
         return other
 
 
 class KvRows:
-    """All layers' rows of one text, or of several.
+    """All layers' rows of one sequence, or of several.
 
-    Rows of one text lie by position; where several hypotheses were read they lie in the order they came, and `at` says the
+    Rows of one sequence lie by position; where several hypotheses were read they lie in the order they came, and `at` says the
     position of each, `sees` which rows it follows.
     """
 
@@ -142,9 +144,9 @@ class KvRows:
         self.sees: list[Sequence[int]] = []
         self.crossed: Any = None
         """What a decoder of an encoder-decoder attends to, with its keys and values: the same for all positions."""
-        self.rows_only = False
+        self.kv_only = False
         self.spots: Spots | None = None
-        """Where the pass that is made writes, if its texts stand at unequal positions."""
+        """Where the pass that is made writes, if its sequences stand at unequal positions."""
 
     def copy(self) -> KvRows:
         """What a sub-process starts with."""
@@ -159,7 +161,7 @@ class KvRows:
         """What the library's attention calls: write, and hand back all rows."""
         own, spots = self.layers[layer], self.spots
         found = own.write(keys, values) if spots is None else own.write_each(keys, values, spots)
-        if self.rows_only:
+        if self.kv_only:
             raise RowsMade
         return found
 
@@ -183,14 +185,14 @@ class KvRows:
         self.at = [self.at[place] for place in places]
         self.sees = self.sees[:first] + [[new[each] for each in self.sees[place]] for place in places[first:]]
 
-    def follow(self, at: int, after: tuple[int, ...]) -> list[Sequence[int]]:
-        """Place the tokens of a pass over several hypotheses, as `Forward.after` says; which rows each sees, itself the last."""
+    def follow(self, at: int, tree: tuple[int, ...]) -> list[Sequence[int]]:
+        """Place the tokens of a pass over several hypotheses, as `Forward.tree` says; which rows each sees, itself the last."""
         if self.at is None:
             length = max(layer.length for layer in self.layers)
             self.at, self.sees = [*range(length)], [range(place + 1) for place in range(length)]
         before = [place for place, position in enumerate(self.at) if position == at - 1]
         first = len(self.at)
-        for index, follows in enumerate(after):
+        for index, follows in enumerate(tree):
             place = before[-1 - follows] if follows < 0 and at else first + follows if follows >= 0 else None
             self.at.append(at if place is None else self.at[place] + 1)
             self.sees.append([*([] if place is None else self.sees[place]), first + index])
@@ -205,15 +207,15 @@ class KvRows:
                 raise RuntimeError(f"rows at position {at} cannot be taken over: {theirs.length} there, {mine.length} here")
             mine.write(theirs.keys[:, :, place : place + 1], theirs.values[:, :, place : place + 1])
 
-    def of(self, texts: list[int]) -> KvRows:
-        """The rows of some of the texts."""
+    def of(self, chosen: list[int]) -> KvRows:
+        """The rows of some of the sequences."""
         other = KvRows(0)
-        other.layers = [layer.of(texts) for layer in self.layers]
+        other.layers = [layer.of(chosen) for layer in self.layers]
         return other
 
 
 def joined(parts: list[KvRows]) -> KvRows:
-    """The rows of several texts, each by itself, as those of one batch."""
+    """The rows of several sequences, each by itself, as those of one batch."""
     import torch
 
     result = KvRows(len(parts[0].layers))
@@ -230,7 +232,7 @@ def joined(parts: list[KvRows]) -> KvRows:
 
 
 def _padded(rows: LayerRows, kind: int, like: Tensor, length: int) -> Tensor:
-    """The keys (0) or values (1) of a text, with nothing behind its own to make them so many."""
+    """The keys (0) or values (1) of a sequence, padded to so many rows."""
     whose = rows.values if kind else rows.keys
     if whose is not None and rows.length == length:
         return whose[:, :, :length]

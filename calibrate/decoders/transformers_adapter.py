@@ -14,6 +14,7 @@ import numpy as np
 
 from calibrate.decoders.kv_rows import KvRows, RowsMade, Spots
 from model.base.checks import ParameterError
+from model.steps import Batch, LayerSpan
 
 if TYPE_CHECKING:
     import torch
@@ -25,23 +26,31 @@ class Place(NamedTuple):
     """Where the tokens of a pass stand, and what they see."""
 
     positions: Tensor
-    """Shape (1, width), or (texts, width) for a batch whose texts stand at unequal positions."""
+    """Shape (1, width), or (sequences, width) for a batch whose sequences stand at unequal positions."""
     mask: Tensor | None
-    """True where a token sees a row, shape (1 or texts, 1, width, rows); None: each sees all before it and itself."""
+    """True where a token sees a row, shape (1 or sequences, 1, width, rows); None: each sees all before it and itself."""
     extras: Any
     """What an architecture makes of the positions, for all layers."""
     spots: Spots | None = None
-    """Where rows are written, if texts stand at unequal positions."""
+    """Where rows are written, if sequences stand at unequal positions."""
 
 
-def run_layers(first: int, last: int, gaps: Iterable[tuple[int, int]] = ()) -> list[int]:
+def run_layers(layers: LayerSpan) -> list[int]:
     """The layers of a pass, but for its gaps.
 
-    >>> run_layers(0, 6, ((1, 4),))
+    >>> run_layers(LayerSpan(0, 6, ((1, 4),)))
     [0, 4, 5]
     """
-    skipped = {layer for low, high in gaps for layer in range(low, high)}
-    return [layer for layer in range(first, last) if layer not in skipped]
+    return [layer for low, high in layers.ranges for layer in range(low, high)]
+
+
+class Padding(NamedTuple):
+    """Tokens of a batch of unequal widths as a rectangle: each row ends with copies of the last token of its sequence."""
+
+    taken: Tensor
+    """Of each place of the rectangle the index of its token among those of the pass, shape (sequences, widest)."""
+    kept: Tensor
+    """Whether it is a token of the pass, and no copy; same shape."""
 
 
 class Decoder:
@@ -58,7 +67,7 @@ class Decoder:
     >>> tiny = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2)
     >>> decoder = decoder_of(LlamaForCausalLM(tiny), "tiny")
     >>> rows = KvRows(decoder.layers)
-    >>> state = decoder.run((5, 7, 3), 0, 0, 2, rows)
+    >>> state = decoder.run((5, 7, 3), 0, LayerSpan(0, 2), rows)
     >>> decoder.logits(state, 2).shape, rows.get_seq_length(1)
     (torch.Size([3, 11]), 3)
     """
@@ -118,42 +127,58 @@ class Decoder:
         return KvRows(self.layers)
 
     def run(
-        self, tokens: tuple[int, ...], at: int, first: int, last: int, rows: KvRows, state: Tensor | None = None, *, batch: int = 1,
-        places: tuple[int, ...] = (), after: tuple[int, ...] = (), gaps: Iterable[tuple[int, int]] = (), rows_only: bool = False,
-        seen: list[Tensor] | None = None, between: Callable[[int], None] | None = None,
+        self, tokens: tuple[int, ...], at: int, layers: LayerSpan, rows: KvRows, state: Tensor | None = None, *,
+        batch: Batch | None = None, tree: tuple[int, ...] = (), seen: list[Tensor] | None = None,
+        between: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """Run layers [first, last) but for `gaps` on tokens from position `at` on, shape (width, hidden): `model.steps.Forward`.
+        """Run layers on tokens from position `at` on, shape (tokens, hidden): `model.steps.Forward`.
 
-        `state` is what the layers before have made of them. Rows behind `at` are let go of first. In a batch the tokens of the
-        first text come first, and then as many of the second; `places` says where each begins, if not all at `at`. `seen` gets
-        the state before each layer, and `between` is called with its number; what that raises ends the pass.
+        `state` is what the layers before have made of them. Rows from `at` on are let go of first. The sequences of a batch are
+        padded to the widest of them: what fills them up is computed, but writes no rows. `seen` gets the state before each layer,
+        and `between` is called with its number; what that raises ends the pass.
         """
         import torch
 
         with torch.inference_mode():
-            width = len(tokens) // batch
-            if places:
-                place = self._place_each(places, width)
+            count = 1 if batch is None else len(batch.sequences)
+            padding = None
+            if batch is None or batch.aligned:
+                self._cut(rows, at, layers)
+                place = self._place(at, len(tokens) // count, tree, rows)
             else:
-                self._cut(rows, at, first, last, rows_only)
-                place = self._place(at, width, after, rows)
+                padding = None if len({*batch.widths}) == 1 else self._padding(batch)
+                place = self._place_each(batch, padding)
             rows.spots = place.spots
-            hidden = self._begin(tokens, batch, place) if state is None else state.view(batch, width, -1)
-            rows.rows_only = rows_only
-            hidden = self._through(run_layers(first, last, gaps), hidden, place, rows, seen, between)
-            rows.rows_only = False
-            return hidden.reshape(-1, hidden.shape[-1])
+            if state is None:
+                hidden = self._begin(tokens, count, place, padding)
+            else:
+                hidden = state.view(count, -1, state.shape[-1]) if padding is None else state[padding.taken]
+            before: list[Tensor] | None = None if seen is None else []
+            rows.kv_only = layers.kv_only
+            hidden = self._through(run_layers(layers), hidden, place, rows, before, between)
+            rows.kv_only = False
+            for each in before or ():
+                assert seen is not None
+                seen.append(_flat(each, padding))
+            return _flat(hidden, padding)
+
+    def _padding(self, batch: Batch) -> Padding:
+        import torch
+
+        widths, starts = (torch.tensor(each, device=self.device)[:, None] for each in (batch.widths, batch.starts))
+        index = torch.arange(max(batch.widths), device=self.device)[None]
+        return Padding(starts + torch.minimum(index, widths - 1), index < widths)
 
     def _through(
         self, layers: Iterable[int], hidden: Tensor, place: Place, rows: KvRows, seen: list[Tensor] | None = None,
         between: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """The state behind these layers, shape (batch, width, hidden)."""
+        """The state behind these layers, shape (batch, width, hidden), and in `seen` that before each of them."""
         for layer in layers:
             if between is not None:
                 between(layer)
             if seen is not None:
-                seen.append(hidden.reshape(-1, hidden.shape[-1]))
+                seen.append(hidden)
             try:
                 made = self._layer(layer, hidden, place, rows)
             except RowsMade:
@@ -161,19 +186,19 @@ class Decoder:
             hidden = made
         return hidden
 
-    def _cut(self, rows: KvRows, at: int, first: int, last: int, rows_only: bool) -> None:
+    def _cut(self, rows: KvRows, at: int, layers: LayerSpan) -> None:
         """Let go of what this pass replaces: rows from `at` on, of its layers and of those behind them."""
         if rows.at is not None:
             rows.cut(at)
             return
-        for layer in rows.layers[first : last if rows_only else None]:
+        for layer in rows.layers[layers.first : layers.last if layers.kv_only else None]:
             layer.length = min(layer.length, at)
             layer.ends = None
 
-    def _place(self, at: int, width: int, after: tuple[int, ...], rows: KvRows) -> Place:
+    def _place(self, at: int, width: int, tree: tuple[int, ...], rows: KvRows) -> Place:
         import torch
 
-        if not after and rows.at is None:
+        if not tree and rows.at is None:
             if self._placed is not None and self._placed[:2] == (at, width):
                 return self._placed[2]
             if self.longest is not None and at + width > self.longest:
@@ -185,7 +210,7 @@ class Decoder:
             place = Place(positions, mask, self._extras(positions, at + width))
             self._placed = at, width, place
             return place
-        seen = rows.follow(at, after or (-1, *range(width - 1)))
+        seen = rows.follow(at, tree or (-1, *range(width - 1)))
         assert rows.at is not None
         stands = rows.at[-width:]
         if self.longest is not None and max(stands) >= self.longest:
@@ -197,17 +222,24 @@ class Decoder:
         positions = torch.tensor(stands, device=self.device)[None]
         return Place(positions, mask, self._extras(positions, torch.tensor(rows.at, device=self.device)))
 
-    def _place_each(self, places: tuple[int, ...], width: int) -> Place:
-        """Of texts at positions of their own: their rows lie by position, and each sees its own up to itself."""
+    def _place_each(self, batch: Batch, padding: Padding | None) -> Place:
+        """Of sequences at positions of their own: their rows lie by position, and each sees its own up to itself."""
         import torch
 
-        end = max(places) + width
+        end, count = batch.end, len(batch.sequences)
         if self.longest is not None and end > self.longest:
             self._too_long(end)
-        positions = torch.tensor(places, device=self.device)[:, None] + torch.arange(width, device=self.device)
+        positions = torch.tensor(batch.positions, device=self.device)[:, None]
+        numbers, kept = torch.arange(count, device=self.device)[:, None], None
+        if padding is None:
+            places = positions = positions + torch.arange(batch.widths[0], device=self.device)
+        else:  # a copy stands where its token does
+            positions = positions + padding.taken - padding.taken[:, :1]
+            kept = padding.kept
+            places, numbers = positions[kept], numbers.expand_as(kept)[kept]
         mask = torch.arange(end, device=self.device) <= positions[:, None, :, None]
-        texts = torch.arange(len(places), device=self.device)[:, None]
-        spots = Spots(texts, positions, min(places), end, tuple([place + width for place in places]))
+        ends = tuple([at + width for at, width in zip(batch.positions, batch.widths, strict=True)])
+        spots = Spots(numbers, places, min(batch.positions), end, ends, kept)
         return Place(positions, mask, self._extras(positions, end), spots)
 
     def _too_long(self, length: int) -> None:
@@ -216,14 +248,14 @@ class Decoder:
             " shorter prompt or fewer tokens"
         )
 
-    def _begin(self, tokens: tuple[int, ...], batch: int, place: Place) -> Tensor:
+    def _begin(self, tokens: tuple[int, ...], count: int, place: Place, padding: Padding | None = None) -> Tensor:
         import torch
 
         if self.numbers is not None and len(tokens) == 1:
             numbers = self.numbers[tokens[0] : tokens[0] + 1]
         else:
             numbers = torch.tensor(tokens, device=self.device)
-        return self._embedded(numbers.view(batch, -1), place)
+        return self._embedded(numbers.view(count, -1) if padding is None else numbers[padding.taken], place)
 
     def _embedded(self, tokens: Tensor, place: Place) -> Tensor:
         result: Tensor = self.embedding(tokens)
@@ -258,7 +290,7 @@ class Decoder:
 
     def warm(self) -> None:
         """Run a token through it: what a library does once, it does then."""
-        self.logits(self.run((0,), 0, 0, self.layers, self.rows()), self.layers).argmax()
+        self.logits(self.run((0,), 0, LayerSpan(0, self.layers), self.rows()), self.layers).argmax()
         self.settle()
 
     def settle(self) -> None:
@@ -403,6 +435,11 @@ def decoder_of(full: Any, name: str) -> Decoder:
     if kind not in KINDS:
         raise _unknown(name, kind)
     return KINDS[kind](full, name)
+
+
+def _flat(hidden: Tensor, padding: Padding | None) -> Tensor:
+    """States of the tokens of a pass, in their order, shape (tokens, hidden)."""
+    return hidden.reshape(-1, hidden.shape[-1]) if padding is None else hidden[padding.kept]
 
 
 def _unknown(name: str, kind: str) -> ParameterError:

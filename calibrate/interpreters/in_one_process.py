@@ -22,7 +22,7 @@ from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Interpreter, Task
 from model.interpret.world import Answers
 from model.logs.decoding import Answered, question
-from model.steps import CacheError, Commit, Continuation, Forward, Read, Steps
+from model.steps import Batch, CacheError, Commit, Continuation, Forward, Read, Steps
 
 if TYPE_CHECKING:
     import torch
@@ -93,11 +93,11 @@ class Luck:
         self.key = seed, replication
         self.times: Counter[tuple[str, int, int]] = Counter()
 
-    def draw(self, purpose: str, position: int, text: int = 0) -> float:
+    def draw(self, purpose: str, position: int, sequence: int = 0) -> float:
         """A number in [0, 1)."""
-        self.times[purpose, position, text] += 1
-        again = self.times[purpose, position, text]
-        words = [*self.key, position, text, again, *purpose.encode()]
+        self.times[purpose, position, sequence] += 1
+        again = self.times[purpose, position, sequence]
+        words = [*self.key, position, sequence, again, *purpose.encode()]
         return float(np.random.Generator(np.random.Philox(np.random.SeedSequence(words))).random())
 
 
@@ -120,24 +120,32 @@ class PassOutput:
 
     @property
     def logits(self) -> Tensor:
-        """Of the projected positions: the last ones of each text, or of several hypotheses all. Shape (heads, vocabulary)."""
+        """Of the projected positions: the last ones of each sequence, or of several hypotheses all. Shape (heads, vocabulary)."""
         if self._logits is None:
             step = self.step
             if not step.heads or self.states is None:
                 raise CacheError(f"{step.role}: a pass at position {step.at} is read, but projects no position")
-            states = self.states if step.after else self.states[-step.heads :]
-            if len(step.texts) > 1 and step.heads < len(step.tokens):
-                each = step.heads // len(step.texts)
-                states = self.states.view(len(step.texts), step.width, -1)[:, -each:].flatten(0, 1)
-            self._logits = self.decoder.logits(states, step.last)
+            states = self.states if step.tree else self.states[-step.heads :]
+            batch = step.batch
+            if batch is not None and batch.heads != batch.widths and step.batch_size > 1:
+                if len({*zip(batch.widths, batch.heads, strict=True)}) == 1:
+                    states = self.states.view(step.batch_size, step.width, -1)[:, -batch.heads[0] :].flatten(0, 1)
+                else:
+                    states = self.states[projected(batch)]
+            self._logits = self.decoder.logits(states, step.layers.last)
         return self._logits
 
     def row(self, offset: int) -> int:
         """The row of the logits that a read with this offset is about."""
         step = self.step
-        if len(step.texts) > 1:
-            index, place = divmod(offset % len(step.tokens), step.width)
-            return (index + 1) * (step.heads // len(step.texts)) - step.width + place
+        batch = step.batch
+        if batch is not None and not step.tree:
+            index, place = batch.locate(offset % len(step.tokens))
+            row = place - (batch.widths[index] - batch.heads[index])
+            if row < 0:
+                read = f"token {place} of sequence {batch.sequences[index]}"
+                raise CacheError(f"{step.role}: {read} is read, but only its last {batch.heads[index]} are projected")
+            return batch.head_starts[index] + row
         return offset + len(self.logits) - (0 if offset < 0 else len(self.positions))
 
     def best(self, offset: int) -> int:
@@ -159,6 +167,16 @@ class PassOutput:
         return self._laws[row]
 
 
+def projected(batch: Batch) -> list[int]:
+    """The tokens that a batch projects, by their indices among those of the pass.
+
+    >>> projected(Batch((3, 1), (6, 5), (1, 3), (1, 2)))
+    [0, 2, 3]
+    """
+    ends = zip(batch.starts, batch.widths, batch.heads, strict=True)
+    return [index for start, width, heads in ends for index in range(start + width - heads, start + width)]
+
+
 class ProcessState:
     """What a process works on: what it believes that layers hold, and the rows."""
 
@@ -166,8 +184,8 @@ class ProcessState:
         self.decoders = decoders
         self.book = Cache()
         self.rows = {role: decoder.rows() for role, decoder in decoders.items()}
-        self.texts: dict[tuple[str, int], tuple[tuple[int, ...], KvRows]] = {}
-        """Of each text of a batch: the texts whose rows lie together, and their rows."""
+        self.sequences: dict[tuple[str, int], tuple[tuple[int, ...], KvRows]] = {}
+        """Of each sequence of a batch: the sequences whose rows lie together, and their rows."""
 
     def copy(self) -> ProcessState:
         """What a sub-process starts with."""
@@ -175,46 +193,48 @@ class ProcessState:
         other.decoders = self.decoders
         other.book = self.book.copy()
         other.rows = {role: rows.copy() for role, rows in self.rows.items()}
-        blocks = {id(rows): rows.copy() for _, rows in self.texts.values()}
-        other.texts = {key: (texts, blocks[id(rows)]) for key, (texts, rows) in self.texts.items()}
+        blocks = {id(rows): rows.copy() for _, rows in self.sequences.values()}
+        other.sequences = {key: (numbers, blocks[id(rows)]) for key, (numbers, rows) in self.sequences.items()}
         return other
 
-    def of(self, role: str, texts: tuple[int, ...]) -> KvRows:
-        """The rows of these texts together."""
-        if not texts:
+    def of(self, role: str, numbers: tuple[int, ...]) -> KvRows:
+        """The rows of these sequences together; without numbers those of the process."""
+        if not numbers:
             return self.rows[role]
-        found = self.texts.get((role, texts[0]))
-        if found is not None and found[0] == texts:
+        found = self.sequences.get((role, numbers[0]))
+        if found is not None and found[0] == numbers:
             return found[1]
-        if len(texts) > 1 and self.rows[role].crossed is not None:
-            raise ParameterError(f"batch must be 1 with an encoder-decoder such as {self.decoders[role].name}, got {len(texts)}")
-        if found is not None and {*texts} <= {*found[0]}:
-            rows = found[1].of([found[0].index(text) for text in texts])
+        if len(numbers) > 1 and self.rows[role].crossed is not None:
+            name = self.decoders[role].name
+            raise ParameterError(f"batch must be 1 with an encoder-decoder such as {name}, got {len(numbers)}")
+        if found is not None and {*numbers} <= {*found[0]}:
+            rows = found[1].of([found[0].index(number) for number in numbers])
         else:
-            parts = [self._alone(role, text) for text in texts]
+            parts = [self._alone(role, number) for number in numbers]
             rows = parts[0] if len(parts) == 1 else joined(parts)
-        for text in texts:
-            self.texts[role, text] = texts, rows
+        for number in numbers:
+            self.sequences[role, number] = numbers, rows
         return rows
 
-    def _alone(self, role: str, text: int) -> KvRows:
-        found = self.texts.get((role, text))
+    def _alone(self, role: str, number: int) -> KvRows:
+        found = self.sequences.get((role, number))
         if found is None:
             return self.rows[role].copy()
-        return found[1] if len(found[0]) == 1 else found[1].of([found[0].index(text)])
+        return found[1] if len(found[0]) == 1 else found[1].of([found[0].index(number)])
 
     def check(self, step: Forward, rows: KvRows) -> None:
-        """Refuse to go on if a layer holds another number of rows than the algorithm believes, of each text of its own places."""
-        if step.places:
-            books = [self.book.texts[text].rows[step.role] for text in step.texts]
-            for layer in range(step.first, step.last):
+        """Refuse to go on if a layer holds another number of rows than the algorithm believes, each sequence by itself."""
+        layers, batch = step.layers, step.batch
+        if batch is not None and not batch.aligned:
+            books = [self.book.sequences[number].rows[step.role] for number in batch.sequences]
+            for layer in range(layers.first, layers.last):
                 wanted, ends = tuple([book[layer] for book in books]), rows.layers[layer].ends
                 if ends != wanted:
                     raise CacheError(f"{step.role}: layer {layer} should hold {wanted} positions, it holds {ends}")
             return
-        book = self.book.texts.get(step.texts[0], self.book) if step.texts else self.book
+        book = self.book if batch is None else self.book.sequences.get(batch.sequences[0], self.book)
         believed = book.rows[step.role]
-        for low, high in step.spans:
+        for low, high in layers.ranges:
             for layer in range(low, high):
                 held = rows.layers[layer].length if rows.at is None else max(rows.at[: rows.layers[layer].length]) + 1
                 if held != believed[layer]:
@@ -263,7 +283,7 @@ class Real(Interpreter):
         super().__init__()
         self.answers, self.times = answers, times
         if answers is not None:
-            answers.written, answers.put_out = self.work.tokens, self.work.texts
+            answers.written, answers.generated = self.work.tokens, self.work.sequences
         sizes = {role: decoder.vocabulary for role, decoder in decoders.items()}
         if len({*sizes.values()}) > 1:
             listed = ", ".join(f"{role} {size}" for role, size in sizes.items())
@@ -296,7 +316,7 @@ class Real(Interpreter):
         return found
 
     def commit(self, step: Commit) -> None:
-        """Put out tokens."""
+        """Record generated tokens."""
         super().commit(step)
         if self.times is not None:
             self.times.commits.append(time.perf_counter() - self.times.start)
@@ -304,26 +324,26 @@ class Real(Interpreter):
     def _make_pass(self, cache: ProcessState, step: Forward) -> PassOutput:
         import torch
 
-        role, tokens, at, first, last, state, _, _, after, texts, gaps, rows_only, compared, places = step
+        role, tokens, layers = step.role, step.tokens, step.layers
         decoder = self.decoders[role]
-        if last > decoder.layers:
-            raise ParameterError(f"layers of the {role} must be {decoder.layers}, as {decoder.name} has, got at least {last}")
+        if layers.last > decoder.layers:
+            bound = f"{decoder.layers}, as {decoder.name} has"
+            raise ParameterError(f"layers of the {role} must be {bound}, got at least {layers.last}")
         cache.book.write(step)
         states: Tensor | None = None
-        if state is not None and first:
-            outputs: tuple[PassOutput, ...] = state if isinstance(state, tuple) else (state,)
+        if step.state is not None and layers.first:
+            outputs: tuple[PassOutput, ...] = step.state if isinstance(step.state, tuple) else (step.state,)
             made = [each.states for each in outputs if each.states is not None]
             states = (made[0] if len(made) == 1 else torch.cat(made))[-len(tokens) :]
-        if first == last:
+        if layers.first == layers.last:
             return PassOutput(step, decoder, states, None)
-        rows = cache.of(role, texts)
+        rows = cache.of(role, () if step.batch is None else step.batch.sequences)
         if self.answers is not None:
             tokens = self.known(role, tokens)
-        seen: list[Tensor] | None = [] if compared else None
+        seen: list[Tensor] | None = [] if step.compared else None
         states = decoder.run(
-            tokens, at, first, last, rows, states, batch=max(len(texts), 1), places=places, after=after, gaps=gaps,
-            rows_only=rows_only, seen=seen, between=self.between,
-        )  # fmt: skip
+            tokens, step.at, layers, rows, states, batch=step.batch, tree=step.tree, seen=seen, between=self.between
+        )
         cache.check(step, rows)
         return PassOutput(step, decoder, states, seen[-1] if seen else None)
 
@@ -346,12 +366,12 @@ class Real(Interpreter):
         return found
 
     def _found(self, step: Read) -> Any:
-        kind, output, offset, width, token, against, against_offset, hypotheses = step
-        match kind:
+        output, offset, token, against = step.output, step.offset, step.token, step.against
+        match step.kind:
             case "next":
                 return output.best(offset)
             case "top":
-                return output.logits[output.row(offset)].topk(width).indices.tolist()
+                return output.logits[output.row(offset)].topk(step.width).indices.tolist()
             case "sample":
                 return self._drawn(output.law(offset, self.sampling), f"{output.step.role}: sample", output, offset)
             case "probability":
@@ -359,7 +379,7 @@ class Real(Interpreter):
             case "uniform":
                 return self._luck("test", output, offset)
             case "residual":
-                rest = np.maximum(output.law(offset, self.sampling) - against.law(against_offset, self.sampling), 0.0)
+                rest = np.maximum(output.law(offset, self.sampling) - against.law(step.against_offset, self.sampling), 0.0)
                 # Where the two laws are one nothing is ever rejected, but for what rounding makes of it.
                 law = rest if rest.sum() > 0 else output.law(offset, self.sampling)
                 return self._drawn(law, "residual", output, offset)
@@ -372,7 +392,7 @@ class Real(Interpreter):
             case "saturation":
                 return _alike(output, offset)
             case "beams":
-                return _continued(output, hypotheses, width)
+                return _continued(output, step.hypotheses, step.width)
 
     def known(self, role: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Tokens that the model has, in the place of a world's, which are places in a text, or negative where they are wrong."""
@@ -393,7 +413,7 @@ class Real(Interpreter):
         return drawn(law, self._luck(purpose, output, offset))
 
     def _luck(self, purpose: str, output: PassOutput, offset: int) -> float:
-        return self.luck.draw(purpose, output.positions[offset] + 1, output.step.text_of(offset))
+        return self.luck.draw(purpose, output.positions[offset] + 1, output.step.sequence_of(offset))
 
 
 def _alike(output: PassOutput, offset: int) -> float:

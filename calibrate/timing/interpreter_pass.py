@@ -15,7 +15,7 @@ from calibrate.interpreters.in_one_process import ProcessState, Real
 from calibrate.untested_on_gpu.cuda_graphs import Graphs
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Task
-from model.steps import Commit, Forward, Read, Steps
+from model.steps import Batch, Commit, Forward, LayerSpan, Read, Steps
 
 if TYPE_CHECKING:
     from calibrate.timing.library_pass import LibraryModel
@@ -27,7 +27,7 @@ CHUNK = 512
 class InterpretedPass:
     """One pass, repeatable, as a decoder's steps: run, look at what that has made, put it out.
 
-    A GPU begins with the head while the layers are still at work: the look belongs to the pass that it is of. Texts of a batch
+    A GPU begins with the head while the layers are still at work: the look belongs to the pass that it is of. Sequences of a batch
     stand at unequal positions where it verifies drafts of theirs (`width` above 1) or makes them (`model.unequal`).
     """
 
@@ -38,7 +38,7 @@ class InterpretedPass:
         model.read_source()
         self.real = Real({"target": model.decoder})
         self.real.wanted = 1  # until a token is put out
-        self.texts = tuple(range(batch)) if batch > 1 else ()
+        self.sequences = tuple(range(batch)) if batch > 1 else ()
         self._told = self._tokens(width * batch)
         self.unequal = batch > 1 and context > 0 and (width > 1 or model.unequal)
         self.task = Task(self._steps())
@@ -52,20 +52,24 @@ class InterpretedPass:
         chunk = max(CHUNK // self.batch, 1)
         for start in range(0, self.context, chunk):
             tokens = self._tokens(min(chunk, self.context - start) * self.batch)
-            self.real.forward(held, Forward("target", tokens, start, 0, decoder.layers, texts=self.texts))
+            step = Forward("target", tokens, start, LayerSpan(0, decoder.layers))
+            self.real.forward(held, step._replace(batch=self._batch(start, len(tokens) // self.batch)))
         return held
+
+    def _batch(self, positions: int | tuple[int, ...], width: int, heads: int = 0) -> Batch | None:
+        return Batch.uniform(self.sequences, positions, width, heads) if self.sequences else None
 
     def _tokens(self, count: int) -> tuple[int, ...]:
         return tuple(int(token) for token in self.model.tokens(1, count)[0].tolist())
 
     def _steps(self) -> Steps:
         layers = self.model.decoder.layers
-        step = Forward("target", self._told, self.context, 0, layers, heads=self.width * self.batch, texts=self.texts)
+        step = Forward("target", self._told, self.context, LayerSpan(0, layers), heads=self.width * self.batch)
         for turn in itertools.count():
             # One position further every other time: no two passes of a text stand at the same place.
             at = self.context + turn % 2
-            places = tuple([at - index % 2 for index in range(self.batch)]) if self.unequal else ()
-            out = yield step._replace(at=min(places, default=at), places=places)
+            positions = tuple([at - index % 2 * self.unequal for index in range(self.batch)])
+            out = yield step._replace(at=min(positions), batch=self._batch(positions, self.width, self.width))
             yield Read("next", out, -1)
             yield Commit("token", (0,))
 
@@ -110,9 +114,9 @@ class InterpretedPass:
         mark("aside", 0, 0)
         decoder.forget()  # its place is as new as that of the whole pass, before and behind it
         with watched(self.real, layers_alone):
-            self.real.forward(
-                self.task.cache, Forward("target", self._told, self.context + 1, 0, self.short, texts=self.texts)
-            )
+            at = self.context + 1
+            step = Forward("target", self._told, at, LayerSpan(0, self.short), batch=self._batch(at, self.width))
+            self.real.forward(self.task.cache, step)
         decoder.settle()
         decoder.forget()
         mark("aside", 0, 1)
@@ -127,7 +131,7 @@ class InterpretedPass:
     def check(self) -> None:
         """Refuse to go on with rows of another length than was asked for."""
         held: ProcessState = self.task.cache
-        rows = held.of("target", self.texts)
+        rows = held.of("target", self.sequences)
         lengths = {layer.length for layer in rows.layers}
         end = self.context + self.width
         if lengths not in ({end}, {end + 1}):

@@ -49,7 +49,7 @@ class LibraryModel:
         checks.one_of("dtype", dtype, DTYPES)
         self.architecture, self.device, self.source = architecture, device, source
         self.unequal = False
-        """Whether texts of a batch stand at unequal positions in passes over one token of each too (`InterpretedPass`)."""
+        """Whether sequences of a batch stand at unequal positions in passes over one token of each too (`InterpretedPass`)."""
         self.dtype: torch.dtype = getattr(torch, dtype)
         if decoder is None:
             decoder = self._built()

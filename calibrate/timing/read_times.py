@@ -16,7 +16,7 @@ from calibrate.timing.interpreter_pass import watched
 from calibrate.timing.single_pass import means, table_times
 from calibrate.untested_on_gpu.cuda_graphs import Graphs
 from model.hardware.profile import EARLY, PROCESS_TEXT, READS
-from model.steps import Commit, Forward, Read, Steps
+from model.steps import Commit, Forward, LayerSpan, Read, Steps
 
 if TYPE_CHECKING:
     from calibrate.decoders.transformers_adapter import Decoder
@@ -49,8 +49,8 @@ def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
         real = Real({"target": decoder})
         held = real.new_cache()
         tokens = tuple(range(2, 2 + context))
-        real.forward(held, Forward("target", tokens, 0, 0, decoder.layers))
-        step = Forward("target", (5,), context, 0, decoder.layers, heads=1, compared=1)
+        real.forward(held, Forward("target", tokens, 0, LayerSpan(0, decoder.layers)))
+        step = Forward("target", (5,), context, LayerSpan(0, decoder.layers), heads=1, compared=1)
         for kind in READS:
             if kind == "beams":
                 continue
@@ -70,8 +70,8 @@ def reads(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
             found[kind] = means(times)
         for count in FILLED:
             times = []
-            only = Forward("target", tokens[:count], context, 1, decoder.layers, rows_only=True)
-            whole = real.forward(held, Forward("target", tokens[:count], context, 0, 1))
+            only = Forward("target", tokens[:count], context, LayerSpan(1, decoder.layers, kv_only=True))
+            whole = real.forward(held, Forward("target", tokens[:count], context, LayerSpan(0, 1)))
             for _ in range(repeats + WARM_UPS):
                 begun = _now(decoder)
                 real.forward(held, only._replace(state=whole))
@@ -112,14 +112,14 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
         marks.append((name, edge, _now(decoder)))
 
     def steps() -> Steps:
-        yield Forward("target", text, 0, 0, layers)
+        yield Forward("target", text, 0, LayerSpan(0, layers))
         for turn in range(repeats + WARM_UPS):
             own: dict[str, list[float]] = {each: [] for each in ("call", *looks)}
             for kind, name in EARLY.items():
                 out: Any = None
                 for layer in range(layers):
                     begun = _now(decoder)
-                    out = yield Forward("target", (5,), at + turn % 2, layer, layer + 1, out, heads=1, compared=1)
+                    out = yield Forward("target", (5,), at + turn % 2, LayerSpan(layer, layer + 1), out, heads=1, compared=1)
                     made = _now(decoder)
                     if kind == "confidence":
                         _projected(out)
@@ -135,7 +135,7 @@ def _one_by_one(decoder: Decoder, text: tuple[int, ...], repeats: int) -> tuple[
             for last in (half, layers) if half else (layers,):
                 marks.clear()
                 with watched(real, mark):
-                    out = yield Forward("target", (5,), at + turn % 2, 0, last, heads=last == layers)
+                    out = yield Forward("target", (5,), at + turn % 2, LayerSpan(0, last), heads=last == layers)
                 took.append(_between(marks, "layer"))
             yield Read("next", out, -1)
             if turn >= WARM_UPS:
@@ -200,12 +200,12 @@ def _trees(
     contexts = [length, length // 3]  # the longer first: what is cut away is gone
     if decoder.longest is None or 3 * length + max(HYPOTHESES) <= decoder.longest:
         contexts.insert(0, 3 * length)  # hypotheses that were not kept lie among the rows too: there are more than positions
-        real.forward(held, Forward("target", tokens * 2, length, 0, layers))
+        real.forward(held, Forward("target", tokens * 2, length, LayerSpan(0, layers)))
     for context in contexts:
         for count in HYPOTHESES:
             words = tuple([tokens[index % length] for index in range(count)])
-            plain = Forward("target", words, context, 0, layers, heads=count)
-            tree = plain._replace(after=(-1,) * count)
+            plain = Forward("target", words, context, LayerSpan(0, layers), heads=count)
+            tree = plain._replace(tree=(-1,) * count)
             other, more, asked = held.copy(), [], []
             for turn in range(repeats + WARM_UPS):
                 seconds = []
@@ -248,7 +248,7 @@ def after(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
     with torch.inference_mode():
         real = Real({"target": decoder})
         held = real.new_cache()
-        real.forward(held, Forward("target", tuple(range(2, 2 + context)), 0, 0, decoder.layers))
+        real.forward(held, Forward("target", tuple(range(2, 2 + context)), 0, LayerSpan(0, decoder.layers)))
         one = {str(gap): _after(real, held, context, 1, gap, repeats) for gap in GAPS}
         wide = {f"{width} {gap}": _after(real, held, context, width, gap, repeats // 2) for width in WIDE for gap in WIDE_GAPS}
         few = () if isinstance(decoder, Graphs) else SHORT  # what a graph takes besides its layers would seem to be theirs
@@ -260,7 +260,7 @@ def after(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
 def _after(real: Real, held: ProcessState, context: int, width: int, gap: int, repeats: int) -> list[float]:
     """A pass, so many microseconds after the last."""
     decoder = real.decoders["target"]
-    step = Forward("target", tuple(range(5, 5 + width)), context, 0, decoder.layers, heads=1)
+    step = Forward("target", tuple(range(5, 5 + width)), context, LayerSpan(0, decoder.layers), heads=1)
     times = []
     for turn in range(repeats + SETTLED):
         end = _now(decoder) + gap / 1e6
@@ -285,7 +285,7 @@ def _of_few(real: Real, held: ProcessState, context: int, layers: int, repeats: 
     times = []
     with watched(real, mark):
         for turn in range(repeats + SETTLED):
-            real.forward(held, Forward("target", (5,), context + turn % 2, 0, layers))
+            real.forward(held, Forward("target", (5,), context + turn % 2, LayerSpan(0, layers)))
             if turn >= SETTLED:
                 marked = [index for name, index, edge in at if name == "layer" and edge]  # of a graph there is one stretch
                 times.append(sum(at["layer", index, 1] - at["layer", index, 0] for index in marked) / layers)

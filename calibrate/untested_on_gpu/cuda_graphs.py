@@ -31,6 +31,7 @@ from calibrate.decoders.transformers_adapter import Decoder, Place, run_layers
 from calibrate.devices import machine
 from model.base import checks
 from model.base.checks import ParameterError
+from model.steps import Batch, LayerSpan
 
 if TYPE_CHECKING:
     import torch
@@ -99,42 +100,40 @@ class Graphs(Decoder):
         return width <= WIDEST
 
     def run(
-        self, tokens: tuple[int, ...], at: int, first: int, last: int, rows: KvRows, state: Tensor | None = None, *, batch: int = 1,
-        places: tuple[int, ...] = (), after: tuple[int, ...] = (), gaps: Iterable[tuple[int, int]] = (), rows_only: bool = False,
-        seen: list[Tensor] | None = None, between: Callable[[int], None] | None = None,
+        self, tokens: tuple[int, ...], at: int, layers: LayerSpan, rows: KvRows, state: Tensor | None = None, *,
+        batch: Batch | None = None, tree: tuple[int, ...] = (), seen: list[Tensor] | None = None,
+        between: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """See `Decoder.run`; what is answered is the caller's to keep. Texts must all stand at one position."""
+        """See `Decoder.run`; what is answered is the caller's to keep. Sequences must be as wide, and stand at one position."""
         import torch
 
-        if places:
-            what = f"mode must be eager where texts of a batch stand at unequal positions, as {len(places)} of them do"
+        if batch is not None and not batch.aligned:
+            what = f"mode must be eager where sequences of a batch stand at unequal positions, as {len(batch.sequences)} of them do"
             raise ParameterError(f"{what}; take batch = 1, or mode eager")
-        width, gaps = len(tokens) // batch, tuple(gaps)
-        why = "follows several hypotheses" if after or rows.at is not None else "is looked into" if between is not None else ""
+        count = 1 if batch is None else len(batch.sequences)
+        width = len(tokens) // count
+        why = "follows several hypotheses" if tree or rows.at is not None else "is looked into" if between is not None else ""
         if why or not self.replays(width):
             if self.replays(width):
                 self.apart[why] += 1
-            return super().run(
-                tokens, at, first, last, rows, state, batch=batch, after=after, gaps=gaps, rows_only=rows_only, seen=seen,
-                between=between,
-            )  # fmt: skip
-        end, layers = at + width, run_layers(first, last, gaps)
-        self._check(end, batch)
+            return super().run(tokens, at, layers, rows, state, batch=batch, tree=tree, seen=seen, between=between)
+        end, numbers = at + width, run_layers(layers)
+        self._check(end, count)
         with torch.inference_mode():
-            self._cut(rows, at, first, last, rows_only)
-            for layer in layers:
+            self._cut(rows, at, layers)
+            for layer in numbers:
                 if rows.layers[layer].length != at:
                     raise RuntimeError(f"layer {layer} holds {rows.layers[layer].length} rows, and a pass is at position {at}")
-            self._home.take(rows, batch)
-            desk = self._desk(batch, width)
+            self._home.take(rows, count)
+            desk = self._desk(count, width)
             desk.told(tokens, at)
             if state is not None:
                 desk.goes_on_from(state)
-            shape = _Shape(batch, width, (*layers,), state is None, rows_only, seen is not None)
+            shape = _Shape(count, width, (*numbers,), state is None, layers.kv_only, seen is not None)
             if shape not in self._passes:
                 self._passes[shape] = self._capture(lambda: self._whole(shape, desk))
             states, before = self._replay(self._passes[shape])
-            for layer in layers:
+            for layer in numbers:
                 rows.layers[layer].length = end
             if seen is not None:
                 seen += before.clone().unbind()
@@ -170,11 +169,12 @@ class Graphs(Decoder):
         """A pass, from what lies on the desk: states behind its layers, and those before each of them if somebody compares."""
         import torch
 
-        rows: Any = _Written(self._home, desk, shape.rows_only)
+        rows: Any = _Written(self._home, desk, shape.kv_only)
         before: list[Tensor] | None = [] if shape.seen else None
         hidden = self.inner._embedded(desk.tokens, desk.place) if shape.begins else desk.states
         hidden = self.inner._through(shape.layers, hidden, desk.place, rows, before)
-        return hidden.reshape(-1, hidden.shape[-1]), torch.stack(before) if before else None
+        flat = -1, hidden.shape[-1]
+        return hidden.reshape(flat), torch.stack([each.reshape(flat) for each in before]) if before else None
 
     def _capture(self, body: Callable[[], Any]) -> _Graph:
         """A graph of what this launches; not run yet. Before, it is run on a stream of its own, as torch asks."""
@@ -236,7 +236,7 @@ class _Shape(NamedTuple):
     layers: tuple[int, ...]
     begins: bool
     """With the tokens, and not with states of the layers before."""
-    rows_only: bool
+    kv_only: bool
     seen: bool
 
 
@@ -305,7 +305,7 @@ class _Home:
 
     def __init__(self, graphs: Graphs, room: int, texts: int) -> None:
         rows = graphs.inner.rows()
-        graphs.inner.run((0,), 0, 0, graphs.layers, rows)  # what a row is like, nobody else says
+        graphs.inner.run((0,), 0, LayerSpan(0, graphs.layers), rows)  # what a row is like, nobody else says
         self.keys, self.values = list[Any](), list[Any]()
         for layer in rows.layers:
             for found, like in ((self.keys, layer.keys), (self.values, layer.values)):
@@ -341,8 +341,8 @@ def _leave(layer: Any) -> None:
 class _Written:
     """What layers are handed in a capture in the place of their rows: where these go is told by a tensor."""
 
-    def __init__(self, home: _Home, desk: _Desk, rows_only: bool) -> None:
-        self.home, self.batch, self.at, self.rows_only = home, desk.batch, desk.place.positions[0], rows_only
+    def __init__(self, home: _Home, desk: _Desk, kv_only: bool) -> None:
+        self.home, self.batch, self.at, self.kv_only = home, desk.batch, desk.place.positions[0], kv_only
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """What the library's attention calls: write, and hand back all that there is room for."""
@@ -351,7 +351,7 @@ class _Written:
             own = buffers[layer][: self.batch]
             own.index_copy_(2, self.at, made)
             found.append(own)
-        if self.rows_only:
+        if self.kv_only:
             raise RowsMade
         return found[0], found[1]
 

@@ -297,7 +297,7 @@ class Streams(Real):
         bodies = [
             body if isinstance(body, Forward) else self._tapped(body, sub) for body, sub in zip(step.bodies, subs, strict=True)
         ]
-        process.followed = max((body.last for body in bodies if isinstance(body, Forward)), default=0)
+        process.followed = max((body.layers.last for body in bodies if isinstance(body, Forward)), default=0)
         for old in process.started:
             if old.ended:
                 old.cache = old.value = old.answer = None  # each has a copy of the rows, and is remembered to the end of the text
@@ -369,7 +369,7 @@ class Streams(Real):
         decoder = self.decoders[ROLE]
         read = self._borrowed(lane, step)
         unmade = self._unmade(cache, lane, step)
-        first, last = step.first, step.last
+        first, last = step.layers.first, step.layers.last
         rows = cache.rows[ROLE].layers
         for layer in cache.lent & {*range(first, last)}:
             read += [each for each in (rows[layer].keys, rows[layer].values) if each is not None]
@@ -402,19 +402,21 @@ class Streams(Real):
         if step.role != ROLE:
             raise ParameterError(f"a run over streams has the target alone, and the algorithm asks for the {step.role} model")
         # Several hypotheses are read by a sub-process that does nothing else: nobody goes on from all of them.
-        tree = bool(step.after) and not (step.first == 0 and not step.heads and {*step.after} == {-1})
-        if tree or step.texts or step.gaps or step.rows_only or step.compared or step.unit is not None:
-            raise ParameterError("a run over streams makes plain passes of one text alone; the algorithm asks for others")
+        layers = step.layers
+        tree = bool(step.tree) and not (layers.first == 0 and not step.heads and {*step.tree} == {-1})
+        if tree or step.batch is not None or layers.gaps or layers.kv_only or step.compared or step.unit is not None:
+            raise ParameterError("a run over streams makes plain passes of one sequence alone; the algorithm asks for others")
 
     def _borrowed(self, lane: _Lane, step: Forward) -> list[Any]:
         """States of other streams that a pass goes on from. It came by them through a join or a fork, which were waited for."""
         outputs = step.state if isinstance(step.state, tuple) else (step.state,)
-        return [each.states for each in outputs if step.first and each.lane is not lane and each.states is not None]
+        return [each.states for each in outputs if step.layers.first and each.lane is not lane and each.states is not None]
 
     def _unmade(self, cache: _StreamState, lane: _Lane, step: Forward) -> dict[int, list[Mark]]:
         """The marks that each layer has to wait for, as its rows are made on other streams."""
         found = {}
-        for layer, made in enumerate(cache.made[step.first : step.last], step.first):
+        first, last = step.layers.first, step.layers.last
+        for layer, made in enumerate(cache.made[first:last], first):
             marks = [mark for mark in made.values() if not lane.behind(mark)]
             if marks:
                 found[layer] = marks
@@ -466,8 +468,8 @@ class Streams(Real):
                 found.append(Span(unit, start, stop, what, process.number, -1, 0, 0, "kept"))
             else:
                 fate = "kept" if process.kept else "discarded"
-                depth = step.end - step.at if step.after else 0
-                place = process.number, step.end - 1, step.first, step.last, fate, step.role, len(step.tokens), depth
+                depth = step.end - step.at if step.tree else 0
+                place = process.number, step.end - 1, step.layers.first, step.layers.last, fate, step.role, len(step.tokens), depth
                 found.append(Span(unit, start, stop, what, *place))
         return found
 

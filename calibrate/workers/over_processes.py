@@ -378,12 +378,13 @@ class Parallel(Real):
         if step.role != ROLE:
             raise ParameterError(f"a run over processes has the target alone, and the algorithm asks for the {step.role} model")
         # Several hypotheses are read by a sub-process that does nothing else: nobody goes on from all of them.
-        tree = bool(step.after) and not (single and step.first == 0 and not step.heads and {*step.after} == {-1})
-        if tree or step.texts or step.gaps or step.rows_only or step.compared or step.unit is not None:
-            raise ParameterError("a run over processes makes plain passes of one text alone; the algorithm asks for others")
-        if step.last > self.pool.decoder.layers:
+        layers = step.layers
+        tree = bool(step.tree) and not (single and layers.first == 0 and not step.heads and {*step.tree} == {-1})
+        if tree or step.batch is not None or layers.gaps or layers.kv_only or step.compared or step.unit is not None:
+            raise ParameterError("a run over processes makes plain passes of one sequence alone; the algorithm asks for others")
+        if layers.last > self.pool.decoder.layers:
             bound = f"{self.pool.decoder.layers}, as {self.pool.decoder.name} has"
-            raise ParameterError(f"layers of the {ROLE} must be {bound}, got at least {step.last}")
+            raise ParameterError(f"layers of the {ROLE} must be {bound}, got at least {layers.last}")
         if step.at + len(step.tokens) > self.pool.capacity:
             bound = f"prompt and tokens must fit the capacity={self.pool.capacity}"
             raise ParameterError(
@@ -395,7 +396,7 @@ class Parallel(Real):
     def _forward(self, task: _UnitProcess, step: Forward) -> bool:
         """Announce a pass of a process with a cache of its own; whether it is made already, having no layers."""
         task.book.write(step)
-        if step.first == step.last:
+        if step.layers.first == step.layers.last:
             self._bear()
             self._begin(task, step)
             return True
@@ -407,8 +408,9 @@ class Parallel(Real):
         """Have a pass made where the task is."""
         self.work.account.add(step)
         task.last = step
-        if step.first == step.last:
-            states = step.state.states[-len(step.tokens) :] if step.first else None
+        first, last = step.layers.first, step.layers.last
+        if first == last:
+            states = step.state.states[-len(step.tokens) :] if first else None
             self._passed(task, _UnitOutput(step, self.pool.decoder, states, task.unit, task.serial))
             return
         self.pool.serial += 1
@@ -419,30 +421,31 @@ class Parallel(Real):
             self._protect(task.unit, step)
         if task.unit == 0:
             self.local = task, step, self._command(task, step, tags)
-            tags[step.first : step.last, step.at : step.end] = task.serial
+            tags[first:last, step.at : step.end] = task.serial
             return
         post = self.pool.posts[task.unit]
         if any(not flight.stopped for flight in post.flights):
             raise CacheError(f"unit {task.unit} is to make a pass while it makes another one")
         command = self._command(task, step, tags)
         if task.tags is not None:
-            tags[step.first : step.last, step.at : step.end] = task.serial
+            tags[first:last, step.at : step.end] = task.serial
         posted = time.perf_counter()
         post.flights.append(Flight(task, step, command, self.pool.post(task.unit, command), posted))
 
     def _protect(self, unit: int, step: Forward) -> None:
         """Refuse to write over rows that another unit has yet to copy from here."""
+        first, last = step.layers.first, step.layers.last
         for post in self.pool.posts.values():
             for flight in post.flights:
                 for piece in () if flight.stopped else flight.command.pieces:
-                    if piece.source == unit and piece.stop > step.at and piece.low < step.last and step.first < piece.high:
+                    if piece.source == unit and piece.stop > step.at and piece.low < last and first < piece.high:
                         raise CacheError(f"{step.role}: a pass at position {step.at} replaces rows that a sub-process is copying")
 
     def _command(self, task: _UnitProcess, step: Forward, tags: NDArray[np.int64]) -> Command:
         """Say what a unit is to do, and what it lacks for it; what its rows will be then is remembered."""
         pool, unit, serial = self.pool, task.unit, task.serial
-        _, tokens, at, first, last, state, heads, _, after, *_ = step
-        end = at + len(tokens)
+        tokens, at, state = step.tokens, step.at, step.state
+        first, last, end = step.layers.first, step.layers.last, step.at + len(step.tokens)
         if self.answers is not None:
             tokens = self.known(ROLE, tokens)
         want, have = tags[first:last, :at], pool.tags[unit, first:last]
@@ -461,7 +464,8 @@ class Parallel(Real):
                 raise CacheError(f"{step.role}: unit {unit} cannot go on from what unit {state.unit} made")
             going_on = state.states if unit == 0 else state.serial
         # Only those with a cache of their own start others, which may follow them; unit 0 sees for itself whether anybody does.
-        return Command(serial, tokens, at, first, last, heads, going_on, pieces, believed_of(said), task.single is None, after)
+        more = going_on, pieces, believed_of(said), task.single is None, step.tree
+        return Command(serial, tokens, at, first, last, step.heads, *more)
 
     def _pieces(
         self, task: _UnitProcess, unit: int, layers: tuple[int, int], span: tuple[int, int], want: NDArray[np.int64]
@@ -566,7 +570,7 @@ class Parallel(Real):
             task.value = output
             self.free[task.unit] = True
             self._end(task)
-        elif output.step.first < output.step.last:
+        elif output.step.layers.first < output.step.layers.last:
             self.ready.append(task)
 
     def _take_over(self, task: _UnitProcess, step: Adopt) -> None:
@@ -623,7 +627,7 @@ class Parallel(Real):
             row = Span(unit, start, end, what, number, -1, 0, 0, fate)
             self.rows.append((row, None))
         else:
-            depth = step.end - step.at if step.after else 0
-            more = step.first, step.last, fate, step.role, len(step.tokens), depth
+            depth = step.end - step.at if step.tree else 0
+            more = step.layers.first, step.layers.last, fate, step.role, len(step.tokens), depth
             row = Span(unit, start, end, what, number, step.end - 1, *more)
             self.rows.append((row, task))

@@ -34,7 +34,7 @@ from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.loading.replicas import Replica
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.untested_on_gpu.gpu_ordering import Order
-from model.steps import CacheError
+from model.steps import CacheError, LayerSpan
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,7 @@ class Command(NamedTuple):
     """Of all rows that it sees: `believed_of`."""
     followed: bool = True
     """Whether others may be waiting for its rows, layer by layer."""
-    after: tuple[int, ...] = ()
+    tree: tuple[int, ...] = ()
     """Of a pass over several hypotheses: `model.steps.Forward`. Their rows lie one behind the other, from position `at` on."""
 
 
@@ -143,7 +143,7 @@ class SharedState:
         import torch
 
         heads, size = shape_of_rows(decoder)
-        state = decoder.run((0,), 0, 0, 1, decoder.rows())
+        state = decoder.run((0,), 0, LayerSpan(0, 1), decoder.rows())
         shape = decoder.layers, 2, 1, heads, capacity, size
         rows = [_shared(shape, decoder.dtype, device) for device in devices or [str(decoder.device)] * units]
         states = _shared((units, capacity, state.shape[1]), decoder.dtype, rows[0].device)
@@ -171,7 +171,7 @@ def _shared(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | s
 def shape_of_rows(decoder: Decoder) -> tuple[int, int]:
     """How many heads keys and values have, and of what size, found by making some."""
     rows = decoder.rows()
-    decoder.run((0,), 0, 0, decoder.layers, rows)
+    decoder.run((0,), 0, LayerSpan(0, decoder.layers), rows)
     shapes = {each.shape for layer in rows.layers for each in (layer.keys, layer.values) if each is not None}
     if len({(heads, size) for _, heads, _, size in shapes}) != 1:
         raise CacheError(f"{decoder.name}: layers hold keys and values of unequal shapes, which cannot lie in one buffer")
@@ -228,7 +228,7 @@ class Unit:
         Between layers it looks whether it is `stopped`, and lets something happen `meanwhile`; `ready` is told when all rows that
         are there at the beginning are copied.
         """
-        serial, tokens, at, first, last, _, state, pieces, believed, followed, after = command
+        serial, tokens, at, first, last, _, state, pieces, believed, followed, tree = command
         end = at + len(tokens)
         later = self._fetch(pieces)
         if ready is not None:
@@ -260,7 +260,7 @@ class Unit:
         watched = between if followed or later or stopped is not None or meanwhile is not None else None
         before = states if first else None
         try:
-            states = self.decoder.run(tokens, at, first, last, self.rows, before, between=watched, after=after)
+            states = self.decoder.run(tokens, at, LayerSpan(first, last), self.rows, before, between=watched, tree=tree)
         finally:
             self.rows.at, self.rows.sees = None, []  # the next pass finds its rows by position again
         self.order.mark(first, last)

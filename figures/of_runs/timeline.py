@@ -83,7 +83,7 @@ def prepared(intervals: pl.DataFrame, commits: pl.DataFrame | None = None) -> tu
         checks.one_of("fate", fate, _FATES)
     for what in rows["what"].unique().sort():
         checks.one_of("interval", what, ("forward", *_LINKS, *_LOOKS))
-    more = {"role": "target", "width": 1, "depth": 0, "rows_only": False}
+    more = {"role": "target", "width": 1, "depth": 0, "kv_only": False}
     missing = [pl.lit(value).alias(name) for name, value in more.items() if name not in rows.columns]
     rows = rows.with_columns(*missing, lane=pl.lit(0), lanes=pl.lit(1))
     kinds = [_kind(row) for row in rows.iter_rows(named=True)]
@@ -131,7 +131,7 @@ def _kind(row: dict[str, Any]) -> str:
         return "head" if row["what"] == "read" else str(row["what"])
     if row["fate"] != "kept":
         return str(row["fate"])
-    return "draft" if row["role"] != "target" else "rows" if row["rows_only"] else "kept"
+    return "draft" if row["role"] != "target" else "rows" if row["kv_only"] else "kept"
 
 
 def _in_vain(rows: pl.DataFrame, kinds: list[str], commits: pl.DataFrame) -> list[str]:

@@ -188,15 +188,15 @@ class UnitCost:
 
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass, one by one; a head belongs to the last."""
-        role, tokens, _, first, last, *_ = step
-        whole = self.whole(role)
+        first, last = step.layers.first, step.layers.last
+        whole = self.whole(step.role)
         if whole is not None:
-            return [whole / last * self.draft_slowdown(len(step.texts))] * (last - first)
-        times = [self.propagation if step.rows_only else self.layers_of(layer, layer + 1) for layer in range(first, last)]
-        for gap in step.gaps:
-            times[gap[0] - first : gap[1] - first] = [0.0] * (gap[1] - gap[0])
+            return [whole / last * self.draft_slowdown(step.batch_size)] * (last - first)
+        times = [self.propagation if step.layers.kv_only else self.layers_of(layer, layer + 1) for layer in range(first, last)]
+        for start, stop in step.layers.gaps:
+            times[start - first : stop - first] = [0.0] * (stop - start)
         times[-1] += self._at_the_end(step)
-        factor = self.layers_slowdown(len(tokens), len(step.texts))
+        factor = self._slowdown_of(step)
         times = [time * factor for time in times]
         times[0] += self._once(step)
         return times
@@ -206,24 +206,29 @@ class UnitCost:
 
         The head is read once for all positions that it projects, as the layers are.
         """
-        role, tokens, _, first, last, *_ = step
-        whole = self.whole(role)
+        whole = self.whole(step.role)
         if whole is not None:
-            return whole * self.draft_slowdown(len(step.texts)) if step.texts else whole
-        if step.rows_only:
-            layers = self.propagation * sum(stop - start for start, stop in step.spans)
+            return whole if step.batch is None else whole * self.draft_slowdown(step.batch_size)
+        if step.layers.kv_only:
+            layers = self.propagation * step.layers.size
         else:
-            layers = self.layers_of(first, last, step.gaps)
-        return self._once(step) + (layers + self._at_the_end(step)) * self.layers_slowdown(len(tokens), len(step.texts))
+            layers = self.layers_of(step.layers.first, step.layers.last, step.layers.gaps)
+        return self._once(step) + (layers + self._at_the_end(step)) * self._slowdown_of(step)
+
+    def _slowdown_of(self, step: Forward) -> float:
+        """`layers_slowdown` of a pass, by all its tokens; by `by_texts` as if all sequences were as wide as the widest."""
+        tokens = len(step.tokens) if self.by_texts is None else step.width * step.batch_size
+        return self.layers_slowdown(tokens, step.batch_size)
 
     def _once(self, step: Forward) -> float:
         """What a pass takes once: nothing where it goes on from another, or only fills in rows."""
-        begins = (not step.first or step.joins) and step.first < step.last
-        return self.step if begins and not step.rows_only else 0.0
+        layers = step.layers
+        begins = (not layers.first or step.joins) and layers.first < layers.last
+        return self.step if begins and not layers.kv_only else 0.0
 
     def _at_the_end(self, step: Forward) -> float:
         """Time of what a pass does behind its last layer, whatever its width."""
-        return (self.head(step.last) if step.heads else 0.0) + (self.state_check if step.compared else 0.0)
+        return (self.head(step.layers.last) if step.heads else 0.0) + (self.state_check if step.compared else 0.0)
 
     def slowdown(self, width: int, texts: int = 1) -> float:
         """A pass of the target over so many tokens, as many of each of the texts, in passes over one.

@@ -61,9 +61,10 @@ class PassCost:
         Scheduling overhead of the main process after each read [s].
 
     >>> from model.hardware.cost_models import UniformLayers
+    >>> from model.steps import LayerSpan
     >>> from model.architectures.transformer import preset
     >>> cost = PassCost({"target": UniformLayers(preset("llama-2-13b"), 0.001)})
-    >>> cost.forward(Forward("target", (7,), 5, 10, 40, heads=1))
+    >>> cost.forward(Forward("target", (7,), 5, LayerSpan(10, 40), heads=1))
     0.03
     """
 
@@ -111,24 +112,26 @@ class PassCost:
 
         `rows` is how many lie before it, if not as many as its place says.
         """
-        role, _, at, first, last, _, heads, _, _, texts, gaps, rows_only, _, places = step
-        hardware, batch, width = self.hardware(role), max(len(texts), 1), step.width
-        at = max(places, default=at) if rows is None else rows  # of a batch they are padded to those of the longest text
-        layers = last - first - sum(stop - start for start, stop in gaps)
+        role, heads, layers, batch, width = step.role, step.heads, step.layers, step.batch_size, step.width
+        hardware = self.hardware(role)
+        # The rows of a batch are padded to those of its longest sequence, and its tokens to those of its widest.
+        longest = step.at if step.batch is None else max(step.batch.positions)
+        at = longest if rows is None else rows
         each = self._each(role, width, at, batch, heads)
-        long = self._filling(role, width * batch, each.layers) if rows_only else each.layers
+        long = self._filling(role, width * batch, each.layers) if layers.kv_only else each.layers
         # A sub-process begins at the first layer and projects nothing; so does a prompt, which is as wide as it is long.
-        sub = self.subprocess_step is not None and not first and not heads and (width == 1 or bool(step.after))
-        embedding = 0.0 if first or sub else each.embedding
+        sub = self.subprocess_step is not None and not layers.first and not heads and (width == 1 or bool(step.tree))
+        embedding = 0.0 if layers.first or sub else each.embedding
         # Early exit asks layer by layer, and the head's weights have just been used.
-        head = self._timed(role, "early_head", 1, otherwise=each.head) if heads and last - first == 1 else each.head
+        head = self._timed(role, "early_head", 1, otherwise=each.head) if heads and layers.last - layers.first == 1 else each.head
         once = self.subprocess_step if sub and self.subprocess_step is not None else each.step
-        call = once + (self._tree(role, width, at) if step.after else 0.0)
-        if not layers and first == last:  # a head alone
+        call = once + (self._tree(role, width, at) if step.tree else 0.0)
+        if layers.first == layers.last:  # a head alone
             return Parts(head=each.head)
-        if last > hardware.shape.layers:
-            raise ParameterError(f"layers of the {role} must be {hardware.shape.layers}, as its profile has, got at least {last}")
-        return Parts(layers * long, head if heads else 0.0, embedding, call)
+        if layers.last > hardware.shape.layers:
+            bound = f"{hardware.shape.layers}, as its profile has"
+            raise ParameterError(f"layers of the {role} must be {bound}, got at least {layers.last}")
+        return Parts(layers.size * long, head if heads else 0.0, embedding, call)
 
     def _each(self, role: str, width: int, context: int, batch: int, heads: int) -> Parts:
         """One layer, and everything else of a pass."""
@@ -170,8 +173,9 @@ class PassCost:
         """What a pass takes that is made now, behind all that were asked for since `begin`."""
         before = self._before(step)
         parts = self.parts(step, before)
-        place = len(step.tokens), step.at, step.texts, step.after
-        if step.first and place == self._places.get(step.role):  # what is to be known of the place is known already
+        batch = step.batch
+        place = len(step.tokens), step.at, step.tree, batch and (batch.sequences, batch.positions, batch.widths)
+        if step.layers.first and place == self._places.get(step.role):  # what is to be known of the place is known already
             parts = parts._replace(step=min(parts.step, self._timed(step.role, "resumed_step", 1, otherwise=parts.step)))
         self._places[step.role] = place
         if parts.layers and self.single:
@@ -185,7 +189,7 @@ class PassCost:
         """How many rows a pass attends to before its own, where hypotheses were read: whoever cuts back to a place leaves those
         before it, whether their hypotheses were kept or not. Of sub-processes, which have rows of their own, nobody keeps account.
         """
-        if self._forked or not ((step.after and step.heads) or step.role in self._lying):
+        if self._forked or not ((step.tree and step.heads) or step.role in self._lying):
             return None
         lying = self._lying.setdefault(step.role, [*range(step.at)])
         lying[:] = [position for position in lying if position < step.at]
@@ -209,7 +213,7 @@ class PassCost:
             self._beside[role, width] = _beside(self._after[role], width)
         known = self._beside[role, width]
         others = float(np.interp(width, [*known], [each.others for each in known.values()]))
-        own = [layer for low, high in step.spans for layer in range(low, high)]
+        own = [layer for low, high in step.layers.ranges for layer in range(low, high)]
         each, start = (parts or self.parts(step)).layers / len(own), self.elapsed
         ended = self._run_at.setdefault(role, [start + layer * each - others for layer in range(self.of[role].shape.layers)])
         idle = 0.0
@@ -222,10 +226,10 @@ class PassCost:
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass, one by one [s]; what comes before them belongs to the first, a head to the last."""
         parts = self.parts(step)
-        run = step.last - step.first - sum(stop - start for start, stop in step.gaps)
-        times = [parts.layers / max(run, 1)] * (step.last - step.first)
-        for start, stop in step.gaps:
-            times[start - step.first : stop - step.first] = [0.0] * (stop - start)
+        layers = step.layers
+        times = [parts.layers / max(layers.size, 1)] * (layers.last - layers.first)
+        for start, stop in layers.gaps:
+            times[start - layers.first : stop - layers.first] = [0.0] * (stop - start)
         times[0] += parts.embedding + parts.step
         times[-1] += parts.head
         return times
@@ -236,8 +240,8 @@ class PassCost:
         first = step.kind == "next" and output is not self._looked_at
         if first:
             self._looked_at = output
-        early = EARLY.get(step.kind) if output.last - output.first == 1 else None
-        point = max(len(output.texts), 1) if first else max(len(step.hypotheses), 1)  # a first look is at all texts of a batch
+        early = EARLY.get(step.kind) if output.layers.last - output.layers.first == 1 else None
+        point = output.batch_size if first else max(len(step.hypotheses), 1)  # a first look is at all sequences of a batch
         key = output.role, "first_read" if first else early or step.kind, point
         if key not in self._reads:
             self.hardware(output.role)

@@ -197,14 +197,14 @@ def tiled(axes: Mapping[str, Floats], bytes_each: int) -> tuple[Floats, Floats]:
 def longest_run(decoding: Decoding, profiles: Mapping[str, Profile], shapes: Mapping[str, Shape]) -> float:
     """The longest that a decoding can have taken on the machine of these profiles, by the passes that it made, all in turn [s]."""
     total = LAUNCH_S * (1 + 10 * len(decoding.reads))
-    for (role, width, first, last, heads, gaps, *_), (passes, attended, read) in decoding.account.passes_by_kind.items():
-        if role not in profiles:
+    for kind, (passes, attended, read) in decoding.account.passes_by_kind.items():
+        if kind.role not in profiles:
             return math.inf
-        profile, shape = profiles[role], shapes[role]
-        layers = max(last - first - sum(high - low for low, high in gaps), 0)
+        profile, shape, heads = profiles[kind.role], shapes[kind.role], kind.heads
+        layers = max(kind.layers.size, 0)
         kept = shape.cache_bytes(1)
         moved = passes * (layers * shape.layer_weight_bytes + float(shape.head_bytes(min(heads, 1)))) + layers * read * kept
-        each = 2.0 * shape.layer_weight_bytes / shape.bytes_each * width
+        each = 2.0 * shape.layer_weight_bytes / shape.bytes_each * kind.width
         work = passes * (layers * each + float(shape.head_flops(heads)))
         work += layers * attended * 4 * shape.heads * shape.head_dim
         count = passes * (layers * LAUNCHES["layer"] + LAUNCHES["head"] + LAUNCHES["layer"])

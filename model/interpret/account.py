@@ -11,39 +11,68 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from model.architectures.transformer import Shape
 from model.base import checks
-from model.steps import Forward
+from model.steps import Forward, LayerSpan
 
-Kind = tuple[str, int, int, int, int, tuple[tuple[int, int], ...], bool, int]
-"""What a pass is but for its position: role, width, first, last, heads, gaps, rows_only, compared."""
+
+class Kind(NamedTuple):
+    """All of a pass but its position: passes of one kind take the same work but for the rows that they read."""
+
+    role: str
+    width: int
+    """Number of tokens, of all sequences together."""
+    layers: LayerSpan
+    heads: int
+    compared: int
+
+    def row(self) -> dict[str, Any]:
+        """The columns that files have for it."""
+        layers = self.layers
+        return {
+            "role": self.role, "width": self.width, "first": layers.first, "last": layers.last, "heads": self.heads,
+            "gaps": layers.gaps, "rows_only": layers.kv_only, "compared": self.compared,
+        }  # fmt: skip
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Kind:
+        """From the columns of a file.
+
+        >>> kind = Kind("target", 2, LayerSpan(0, 24, gaps=((1, 17),)), 1, 0)
+        >>> Kind.of_row(kind.row()) == kind
+        True
+        """
+        gaps = tuple([(first, last) for first, last in row["gaps"]])
+        layers = LayerSpan(row["first"], row["last"], gaps, row["rows_only"])
+        return cls(row["role"], row["width"], layers, row["heads"], row["compared"])
 
 
 def kind_of(step: Forward) -> Kind:
     """The kind of a pass."""
-    role, tokens, _, first, last, _, heads, _, _, _, gaps, rows_only, compared, _ = step
-    return role, len(tokens), first, last, heads, gaps, rows_only, compared
+    return Kind(step.role, len(step.tokens), step.layers, step.heads, step.compared)
 
 
 def context_of(step: Forward) -> tuple[int, int]:
-    """How many positions the tokens of a pass attend to, themselves included, and how many the pass reads: each once for a text.
+    """Number of positions that the tokens of a pass attend to, themselves included, and number that the pass reads: each once for
+    a sequence.
 
-    Of texts at unequal positions as many are read of each as of the longest: their rows are padded.
+    Of sequences that end at unequal positions as many are read of each as of the longest: their rows are padded.
 
-    >>> context_of(Forward("target", (7, 8, 9), 5, 0, 4, heads=3))  # 6 + 7 + 8
+    >>> from model.steps import Batch
+    >>> context_of(Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), heads=3))  # 6 + 7 + 8
     (21, 8)
-    >>> context_of(Forward("target", (7, 8), 5, 0, 4, texts=(0, 1), places=(9, 5)))  # 10 + 6
-    (16, 20)
+    >>> context_of(Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), batch=Batch((0, 1), (9, 5), (1, 2), (0, 0))))  # 10, 6 + 7
+    (23, 20)
     """
     width = len(step.tokens)
-    if step.after or len(step.texts) > 1:
-        attended = sum(position + 1 for position in step.positions)
-        return attended, len(step.texts) * step.end if step.texts else step.at + width
+    if step.tree or step.batch is not None:
+        attended = sum(step.positions) + width
+        return attended, step.batch_size * step.end if step.batch is not None else step.at + width
     return step.at * width + width * (width + 1) // 2, step.at + width
 
 
@@ -52,7 +81,7 @@ class Account:
     """Passes by their kind, and what was moved between processes.
 
     >>> account = Account()
-    >>> account.add(Forward("target", (7, 8), 5, 0, 24, gaps=((1, 17),), heads=1))
+    >>> account.add(Forward("target", (7, 8), 5, LayerSpan(0, 24, gaps=((1, 17),)), heads=1))
     >>> found = account.totals().of["target"]
     >>> found.layer_passes, found.layer_runs, found.attended, found.heads  # 8 layers, 2 tokens that see 6 and 7 positions
     (16, 8, 104, 1)
@@ -85,19 +114,19 @@ class Account:
 
     def of(self, role: str) -> Account:
         """The passes of one model alone."""
-        return Account({kind: counts for kind, counts in self.passes_by_kind.items() if kind[0] == role})
+        return Account({kind: counts for kind, counts in self.passes_by_kind.items() if kind.role == role})
 
     @property
     def roles(self) -> list[str]:
         """The models that made passes."""
-        return list(dict.fromkeys(kind[0] for kind in self.passes_by_kind))
+        return list(dict.fromkeys(kind.role for kind in self.passes_by_kind))
 
     @property
     def passes_of(self) -> Counter[str]:
         """Passes of each model."""
         found: Counter[str] = Counter()
         for kind, (count, _, _) in self.passes_by_kind.items():
-            found[kind[0]] += count
+            found[kind.role] += count
         return found
 
     @property
@@ -108,12 +137,12 @@ class Account:
     @property
     def layer_passes(self) -> int:
         """Layers run, once for each token of a pass."""
-        return int(self._sum(lambda kind, counts: counts[0] * _run(kind) * kind[1]))
+        return int(self._sum(lambda kind, counts: counts[0] * _run(kind) * kind.width))
 
     @property
     def heads(self) -> int:
         """Positions projected onto the vocabulary."""
-        return int(self._sum(lambda kind, counts: counts[0] * kind[4]))
+        return int(self._sum(lambda kind, counts: counts[0] * kind.heads))
 
     def totals(self) -> Work:
         """What the passes of each model come to, and what was moved."""
@@ -123,13 +152,13 @@ class Account:
         return Totals(
             self._sum(lambda kind, counts: counts[0]),
             self._sum(lambda kind, counts: counts[0] * _run(kind)),
-            self._sum(lambda kind, counts: counts[0] * _run(kind) * kind[1]),
+            self._sum(lambda kind, counts: counts[0] * _run(kind) * kind.width),
             self._sum(lambda kind, counts: counts[1] * _run(kind)),
             self._sum(lambda kind, counts: counts[2] * _run(kind)),
-            self._sum(lambda kind, counts: counts[0] * (_layers(kind) - _run(kind))),
-            self._sum(lambda kind, counts: counts[0] * (_layers(kind) - _run(kind)) * kind[1]),
-            self._sum(lambda kind, counts: counts[0] * (kind[4] > 0)),
-            self._sum(lambda kind, counts: counts[0] * kind[4]),
+            self._sum(lambda kind, counts: counts[0] * _filled(kind)),
+            self._sum(lambda kind, counts: counts[0] * _filled(kind) * kind.width),
+            self._sum(lambda kind, counts: counts[0] * (kind.heads > 0)),
+            self._sum(lambda kind, counts: counts[0] * kind.heads),
         )
 
     def _sum(self, count: Callable[[Kind, list[int]], int]) -> float:
@@ -140,7 +169,7 @@ class Account:
 
         >>> from model.architectures.transformer import preset
         >>> account = Account()
-        >>> account.add(Forward("target", (7,), 0, 0, 40, heads=1))
+        >>> account.add(Forward("target", (7,), 0, LayerSpan(0, 40), heads=1))
         >>> bill = account.bill({"target": preset("llama-2-13b")})
         >>> round(bill.flops / 1e9, 1), round(bill.weight_bytes / 1e9, 1), round(bill.intensity, 2)
         (25.7, 25.7, 1.0)
@@ -246,12 +275,13 @@ def bill(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int | None = No
     return Bill(flops, weights, read, written, heads, moved)
 
 
-def _layers(kind: Kind) -> int:
-    return kind[3] - kind[2] - sum(last - first for first, last in kind[5])
-
-
 def _run(kind: Kind) -> int:
     """Layers that are run as a whole."""
-    return 0 if kind[6] else _layers(kind)
+    return 0 if kind.layers.kv_only else kind.layers.size
+
+
+def _filled(kind: Kind) -> int:
+    """Layers of which only keys and values are made."""
+    return kind.layers.size if kind.layers.kv_only else 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from model.interpret.account import Account
 from model.interpret.world import World
-from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop, require_ended
+from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop, require_ended
 
 
 class Cache:
@@ -27,7 +27,7 @@ class Cache:
     lacks that row from then on, and every later one: whoever comes to it again must fill them in first, which replaces nothing.
     """
 
-    __slots__ = ("breadths", "rows", "skipping", "texts")
+    __slots__ = ("breadths", "rows", "sequences", "skipping")
 
     def __init__(self, rows: dict[str, list[int]] | None = None, breadths: dict[str, list[int]] | None = None) -> None:
         self.rows = {} if rows is None else rows
@@ -35,26 +35,27 @@ class Cache:
         """How many tokens there are at each position, of models that have made passes over several hypotheses."""
         self.skipping: frozenset[str] = frozenset()
         """Models that have skipped layers: whose rows may rise from one layer to the next."""
-        self.texts: dict[int, Cache] = {}
-        """The caches of the texts of a batch, by their numbers; each goes on from what was read before it was named."""
+        self.sequences: dict[int, Cache] = {}
+        """The caches of the sequences of a batch, by their numbers; each goes on from what was read before it was named."""
 
     def copy(self) -> Cache:
         """What a sub-process starts with."""
         rows = {role: held[:] for role, held in self.rows.items()}
         found = Cache(rows, {role: held[:] for role, held in self.breadths.items()} if self.breadths else None)
         found.skipping = self.skipping
-        found.texts = {number: cache.copy() for number, cache in self.texts.items()}
+        found.sequences = {number: cache.copy() for number, cache in self.sequences.items()}
         return found
 
     def require(self, step: Forward) -> None:
         """Refuse a pass that lacks the rows before it, or goes on from layers that have not seen its tokens."""
-        role, _, at, first, last, _, _, _, after, texts, gaps, _, _, _ = step
+        if step.batch is not None:
+            for number, one in _one_by_one(step, step.batch):
+                self.sequences.get(number, self).require(one)
+            return
+        first, last, gaps, _ = step.layers
         if first == last:
             return
-        if texts:
-            for text, one in _one_by_one(step):
-                self.texts.get(text, self).require(one)
-            return
+        role, at = step.role, step.at
         held = self.rows.get(role, ())
         known = len(held)
         if gaps or role in self.skipping:
@@ -62,20 +63,21 @@ class Cache:
             return
         if (held[last - 1] if last <= known else 0) < at or (first and (held[first - 1] if first <= known else 0) < step.end):
             raise CacheError(f"{role}: layers [{first}, {last}) at position {at}, but the layers hold {list(held[:last])}")
-        if after:
+        if step.tree:
             self._require_tree(step)
 
     def _require_spans(self, step: Forward) -> None:
         """The same of a model that skips layers: each layer that is run must hold all rows before this pass."""
-        role, _, at, first, last, *_ = step
+        role, at, layers = step.role, step.at, step.layers
+        first, last = layers.first, layers.last
         held = self.rows.get(role, [])
         if len(held) < last:
             held = held + [0] * (last - len(held))
         low = first
-        for start, stop in (*step.gaps, (last, last)):
+        for start, stop in (*layers.gaps, (last, last)):
             if not low <= start <= stop <= last or (start, stop) == (first, last) != (last, last):
                 through = f"[{first}, {last})"
-                raise CacheError(f"{role}: layers {list(step.gaps)} cannot be skipped in a pass through {through}")
+                raise CacheError(f"{role}: layers {list(layers.gaps)} cannot be skipped in a pass through {through}")
             if low < start and min(held[low:start]) < at:
                 raise CacheError(f"{role}: layers [{low}, {start}) at position {at}, but they hold {held[low:start]}")
             low = stop
@@ -85,47 +87,49 @@ class Cache:
     def _require_tree(self, step: Forward) -> None:
         """Refuse hypotheses that follow what is not there."""
         before = self.breadths.get(step.role, ())[step.at - 1 : step.at] if step.at else ()
-        breadth = before[0] if before else 1  # a position that only ordinary passes have made, or the empty text
-        for index, follows in enumerate(step.after):
+        breadth = before[0] if before else 1  # a position that only ordinary passes have made, or the empty sequence
+        for index, follows in enumerate(step.tree):
             if not -1 - breadth < follows < index:
                 raise CacheError(
                     f"{step.role}: token {index} at position {step.at} follows {follows}, but there are {breadth} tokens before it"
                 )
-        if len(step.after) != len(step.tokens):
-            raise CacheError(f"{step.role}: {len(step.tokens)} tokens follow {len(step.after)}")
+        if len(step.tree) != len(step.tokens):
+            raise CacheError(f"{step.role}: {len(step.tokens)} tokens follow {len(step.tree)}")
 
     def write(self, step: Forward) -> None:
         """Place a pass."""
         self.require(step)
-        role, tokens, at, first, last, _, _, _, after, texts, gaps, rows_only, _, _ = step
-        if texts:
-            for text, one in _one_by_one(step):
-                if text not in self.texts:
-                    self.texts[text] = Cache({each: held[:] for each, held in self.rows.items()})
-                self.texts[text].write(one)
+        if step.batch is not None:
+            for number, one in _one_by_one(step, step.batch):
+                if number not in self.sequences:
+                    self.sequences[number] = Cache({each: held[:] for each, held in self.rows.items()})
+                self.sequences[number].write(one)
             return
+        role, at = step.role, step.at
+        first, last, gaps, kv_only = step.layers
         held = self.rows.setdefault(role, [])
         if gaps or role in self.skipping:
             self._write_spans(step)
             return
-        held[first:last] = [step.end if after else at + len(tokens)] * (last - first)
-        if last < len(held) and held[last] > at and not rows_only:
+        held[first:last] = [step.end if step.tree else at + len(step.tokens)] * (last - first)
+        if last < len(held) and held[last] > at and not kv_only:
             held[last:] = [min(rows, at) for rows in held[last:]]
-        if after or (self.breadths and role in self.breadths):
+        if step.tree or (self.breadths and role in self.breadths):
             self._spread(step)
 
     def _write_spans(self, step: Forward) -> None:
         """The same of a model that skips layers."""
-        role, tokens, at, first, last, *_ = step
+        role, at, layers = step.role, step.at, step.layers
+        first, last = layers.first, layers.last
         if role not in self.skipping:
             self.skipping |= {role}
-        held, end = self.rows[role], step.end if step.after else at + len(tokens)
+        held, end = self.rows[role], step.end
         if len(held) < last:
             held += [0] * (last - len(held))
-        if max(held) > at and not step.rows_only:
+        if max(held) > at and not layers.kv_only:
             held[first:] = [min(rows, at) for rows in held[first:]]
         low = first
-        for start, stop in (*step.gaps, (last, last)):
+        for start, stop in (*layers.gaps, (last, last)):
             held[low:start] = [end] * (start - low)
             low = stop
 
@@ -141,19 +145,17 @@ class Cache:
         if hypothesis is not None:
             step = step.alone(hypothesis)
         held = self.rows[step.role]
-        if step.first or step.last < layers or step.at + len(step.tokens) != at + 1 or (layers and held[layers - 1] < at):
-            raise CacheError(f"{step.role}: rows of layers [0, {layers}) at position {at} cannot be taken over from {step[:5]}")
+        run = step.layers
+        if run.first or run.last < layers or step.at + len(step.tokens) != at + 1 or (layers and held[layers - 1] < at):
+            made = f"a pass of layers [{run.first}, {run.last}) over {len(step.tokens)} tokens at position {step.at}"
+            raise CacheError(f"{step.role}: rows of layers [0, {layers}) at position {at} cannot be taken over from {made}")
         held[:layers] = [at + 1] * layers
 
 
-def _one_by_one(step: Forward) -> Iterator[tuple[int, Forward]]:
-    """The pass of each text in one over a batch."""
-    texts, places = step.texts, step.places
-    if len(step.tokens) % len(texts) or len({*texts}) < len(texts):
-        raise CacheError(f"{step.role}: a pass over a batch has as many tokens of each text, got {len(step.tokens)} of {texts}")
-    if places and (len(places) != len(texts) or min(places) != step.at):
-        raise CacheError(f"{step.role}: a batch of {len(texts)} texts from position {step.at} on stands at {places}")
-    return ((text, step.part(index)) for index, text in enumerate(texts))
+def _one_by_one(step: Forward, batch: Batch) -> Iterator[tuple[int, Forward]]:
+    """The number and the pass of each sequence of a batch."""
+    batch.require(step)
+    return ((number, step.part(index)) for index, number in enumerate(batch.sequences))
 
 
 @dataclass
@@ -166,8 +168,8 @@ class CountedWork:
     """The kind of each commit."""
     committed: list[Commit] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    texts: dict[int, list[int]] = field(default_factory=dict)
-    """What each text of a batch has put out, where each puts out its own."""
+    sequences: dict[int, list[int]] = field(default_factory=dict)
+    """Tokens that each sequence of a batch has generated, where they commit separately."""
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many rounds had so many tokens (accepted, drafted)."""
 
@@ -268,8 +270,8 @@ class Interpreter(ABC):
         work.commits.append(step.kind)
         work.committed.append(step)
         work.tokens[len(work.tokens) - step.back :] = step.tokens
-        if step.text is not None:
-            work.texts.setdefault(step.text, []).extend(step.tokens)
+        if step.sequence is not None:
+            work.sequences.setdefault(step.sequence, []).extend(step.tokens)
         if step.drafted is not None:
             work.rounds[len(step.tokens) - step.back - 1, step.drafted] += 1
 
@@ -316,8 +318,7 @@ class Interpreter(ABC):
                     task.last = step
                     work.account.add(step)
                     if self.due or self.unborn:
-                        layers = sum(high - low for low, high in step.spans)
-                        heappush(self.due, (self.now + layers, work.account.passes, task))
+                        heappush(self.due, (self.now + step.layers.size, work.account.passes, task))
                         return
                     # Nobody else is there: when it ends does not matter.
                 case Read():
@@ -381,7 +382,7 @@ class Counting(Interpreter):
     def __init__(self, world: World) -> None:
         super().__init__()
         self.world = world
-        world.written, world.put_out = self.work.tokens, self.work.texts
+        world.written, world.generated = self.work.tokens, self.work.sequences
 
     def new_cache(self) -> Cache:
         """No rows yet."""

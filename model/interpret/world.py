@@ -19,8 +19,8 @@ class Answers(Protocol):
 
     written: Sequence[Token]
     """What has been put out so far: an interpreter puts its own list here."""
-    put_out: Mapping[int, Sequence[Token]]
-    """The same of each text of a batch, where each puts out its own."""
+    generated: Mapping[int, Sequence[Token]]
+    """Tokens that each sequence of a batch has generated, where they commit separately."""
 
     def read(self, step: Read) -> Any:
         """The answer to a read of an output, which is then the pass that made it."""
@@ -58,8 +58,8 @@ class World:
         self.ranks = {role: rank for rank, role in enumerate(self.drafts)}
         self.written: Sequence[Token] = ()
         """What has been put out so far; an interpreter puts its own list here."""
-        self.put_out: Mapping[int, Sequence[Token]] = {}
-        """The same of each text of a batch, where each puts out its own."""
+        self.generated: Mapping[int, Sequence[Token]] = {}
+        """Tokens that each sequence of a batch has generated, where they commit separately."""
 
     def read(self, step: Read) -> Token | list[Token] | list[Continuation] | float:
         """The answer to a read of an output, which in worlds without tensors is the pass that made it."""
@@ -70,7 +70,7 @@ class World:
         if kind == "top":
             return self._candidates(after, right, step.width)
         role = output.role
-        if role == "target" and output.last != self.layers:
+        if role == "target" and output.layers.last != self.layers:
             return -after  # an early layer says nothing but its candidates
         if kind == "confidence":
             return 0.0 if self.doubts[after - self.prompt] & (2 if step.token == after else 1) else 1.0
@@ -81,9 +81,10 @@ class World:
 
     def _place(self, step: Read) -> tuple[int, bool]:
         """The position that a read is about, and whether all that the output has seen before it is right."""
-        output, offset = step.output, step.offset
-        _, tokens, at, *_ = output
-        after: int = (output.positions[offset] if output.after or output.texts else at + len(tokens) + offset) + 1
+        output: Forward = step.output
+        tokens, offset = output.tokens, step.offset
+        plain = not output.tree and output.batch is None
+        after = (output.at + len(tokens) + offset if plain else output.positions[offset]) + 1
         return after, tokens[offset] == after - 1
 
     def _says(self, role: str, after: int, right: bool) -> Token:
@@ -125,12 +126,13 @@ class World:
         return candidates
 
 
-class Texts(World):
-    """Answers reads of a batch whose texts have each a world, and luck, of its own: whatever the batch, a text is what it is alone.
+class BatchWorld(World):
+    """Answers reads of a batch whose sequences have each a separate world: whatever the batch, a sequence is what it is alone.
 
-    >>> texts = Texts([World(1, 4, drafts={"draft": DraftOutcomes("target", survivors)}) for survivors in ([1, 0], [0, 0])])
-    >>> step = Forward("draft", (0, 0), 0, 0, 1, heads=2, texts=(0, 1))
-    >>> [texts.read(Read("next", step, offset)) for offset in (-2, -1)]  # the second text's draft is wrong
+    >>> from model.steps import Batch, LayerSpan
+    >>> world = BatchWorld([World(1, 4, drafts={"draft": DraftOutcomes("target", survivors)}) for survivors in ([1, 0], [0, 0])])
+    >>> step = Forward("draft", (0, 0), 0, LayerSpan(0, 1), heads=2, batch=Batch.uniform((0, 1), 0, heads=1))
+    >>> [world.read(Read("next", step, offset)) for offset in (-2, -1)]  # the second sequence's draft is wrong
     [1, -2]
     """
 
@@ -141,16 +143,18 @@ class Texts(World):
     def read(self, step: Read) -> Token | list[Token] | list[Continuation] | float:
         """The answer to a read of an output."""
         output: Forward = step.output
-        index, place = divmod(step.offset % len(output.tokens), output.width)
-        text = output.texts[index]
-        world = self.worlds[text]
-        world.written = self.put_out.get(text, ())
-        return world.read(step._replace(output=output.part(index), offset=place - output.width))
+        batch = output.batch
+        assert batch is not None
+        index, place = batch.locate(step.offset % len(output.tokens))
+        number = batch.sequences[index]
+        world = self.worlds[number]
+        world.written = self.generated.get(number, ())
+        return world.read(step._replace(output=output.part(index), offset=place - batch.widths[index]))
 
 
 def together(worlds: Sequence[World]) -> World:
-    """The world of a decoding of so many texts: where it is one alone, that text's."""
-    return Texts(worlds) if len(worlds) > 1 else worlds[0]
+    """The world of a decoding of so many sequences: of one alone, its own."""
+    return BatchWorld(worlds) if len(worlds) > 1 else worlds[0]
 
 
 STAYS, UNSURE, UNLIKELY = 0, 1, 2
@@ -160,7 +164,7 @@ STAYS, UNSURE, UNLIKELY = 0, 1, 2
 class Lossy(World):
     """Answers reads of methods whose text is not the target's: the true text is what they write.
 
-    `decisions[j]` is what becomes of a small model's token at output place j, `depths[i][j]` the layers that text i of a batch
+    `decisions[j]` is what becomes of a small model's token at output place j, `depths[i][j]` the layers that sequence i of a batch
     needs for it. Confidences are 0 or 1, distances 0 or infinite: whatever the thresholds, they decide alike.
     """
 
@@ -177,11 +181,12 @@ class Lossy(World):
         output: Forward = step.output
         if step.kind == "distance":
             return 0.0 if step.token == after else float("inf")
-        whole = output.role == "target" and output.last == self.layers
+        last = output.layers.last
+        whole = output.role == "target" and last == self.layers
         place = after - self.prompt
         if not self.decisions:
             if step.kind in ("confidence", "saturation"):
-                return float(output.last >= self.depths[output.text_of(step.offset)][place])
+                return float(last >= self.depths[output.sequence_of(step.offset)][place])
             return after if right else -after
         decision = STAYS if whole else self.decisions[place]
         if step.kind == "confidence":

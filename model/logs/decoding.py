@@ -35,8 +35,8 @@ class Question(NamedTuple):
     """Behind which it reads."""
     position: int
     """Of the token that it is about; of several hypotheses the pass's own."""
-    text: int
-    """The text of a batch, by its number."""
+    sequence: int
+    """The sequence of a batch, by its number."""
     token: int | None
     """The token that is asked about, where one is."""
     at: int
@@ -58,14 +58,17 @@ class Answered(NamedTuple):
 def question(step: Read, output: Forward) -> Question:
     """The question of a read of what this pass has made.
 
-    >>> found = question(Read("next", None, -2), Forward("target", (7, 8, 9), 5, 0, 4, heads=3))
+    >>> from model.steps import LayerSpan
+    >>> found = question(Read("next", None, -2), Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), heads=3))
     >>> found.position, found.at, found.tail
     (7, 5, (7, 8, 9))
     """
-    kind, _, offset, width, token, _, _, hypotheses = step
-    role, tokens, at, _, last, *_ = output
+    kind, offset, at = step.kind, step.offset, output.at
     position = at if kind == "beams" else output.positions[offset] + 1
-    return Question(kind, role, last, position, output.text_of(offset), token, at, tokens, offset, width, hypotheses)
+    return Question(
+        kind, output.role, output.layers.last, position, output.sequence_of(offset), step.token, at, output.tokens, offset,
+        step.width, step.hypotheses,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, get_args, get_typ
 
 from model.base import checks, json_and_parquet, strict_json, typed_values
 from model.base.checks import ParameterError
-from model.interpret.account import Account
+from model.interpret.account import Account, Kind
 from model.logs.decoding import Answered, Decoding, ModelIdentity, Question
 from model.steps import Commit, Continuation, Read
 
@@ -112,7 +112,6 @@ _COLUMNS: dict[str, Any] = {
 _NOT_ALWAYS = frozenset(("token", "number", "tokens", "follows", "scores", "hypotheses"))
 """Columns that not every kind of read has."""
 _KEYS = ("part", "source", "models", "sampling", "seed", "date", "versions", "decodings", "columns", "rows")
-_PASSES = ("role", "width", "first", "last", "heads", "gaps", "rows_only", "compared")
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +164,7 @@ class DecisionLog:
 def _row(each: Answered) -> dict[str, Any]:
     asked = each.question
     found = {name: getattr(asked, name) for name in ("kind", "role", "layer", "at", "position", "offset", "width", "token")}
-    found |= {"sequence": asked.text, "tail": [*asked.tail]}
+    found |= {"sequence": asked.sequence, "tail": [*asked.tail]}
     if asked.hypotheses:
         found["hypotheses"] = [{"token": token, "score": score} for token, score in asked.hypotheses]
     if asked.kind in NUMBERS:
@@ -229,7 +228,7 @@ def _stops(said: Any) -> tuple[int, ...]:
 
 def _text(name: str, decoding: Decoding) -> dict[str, Any]:
     passes = [
-        dict(zip(_PASSES, kind, strict=True)) | dict(zip(("passes", "attended", "read"), counts, strict=True))
+        kind.row() | dict(zip(("passes", "attended", "read"), counts, strict=True))
         for kind, counts in decoding.account.passes_by_kind.items()
     ]
     same = ("method", "max_tokens", "seconds")
@@ -242,10 +241,10 @@ def _text(name: str, decoding: Decoding) -> dict[str, Any]:
 
 
 def _said(commit: Commit) -> dict[str, Any]:
-    """Without the text where there is no batch of which each puts out its own."""
+    """The fields of a commit; its sequence only where those of a batch commit separately."""
     found = commit._asdict()
-    sequence = found.pop("text")
-    return found if sequence is None else found | {"sequence": sequence}
+    number = found.pop("sequence")
+    return found if number is None else {**found, "sequence": number}
 
 
 def _commit(said: Mapping[str, Any]) -> Commit:
@@ -332,9 +331,7 @@ def _texts(said: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding
                 checks.whole(f"{name} of passes", one[name], 0)
             if any(len(gap) != 2 for gap in one["gaps"]):
                 raise ParameterError(f"gaps of passes must be pairs of layers, got {checks.shown(one['gaps'])}")
-            role, width, first, last, heads, gaps, rows_only, compared = (one[key] for key in _PASSES)
-            kind = role, width, first, last, heads, tuple((low, high) for low, high in gaps), rows_only, compared
-            account.passes_by_kind[kind] = [one["passes"], one["attended"], one["read"]]
+            account.passes_by_kind[Kind.of_row(one)] = [one["passes"], one["attended"], one["read"]]
         settings = {key: _full(value) for key, value in each["settings"].items()}
         yield Decoding(
             each["method"], settings, tuple(each["prompt"]), each["max_tokens"], commits, account, _stops(each["stop"]),

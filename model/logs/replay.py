@@ -28,8 +28,8 @@ class Replayed:
     clock of the recorded run alone (`model.interpret.interpreter.Interpreter`: layers take one each): there they ask in the same
     order.
 
-    >>> from model.steps import Forward
-    >>> step = Forward("target", (7,), 0, 0, 4, heads=1)
+    >>> from model.steps import Forward, LayerSpan
+    >>> step = Forward("target", (7,), 0, LayerSpan(0, 4), heads=1)
     >>> world = Replayed([Answered(question(Read("next", None), step), 9)])
     >>> world.read(Read("next", step)), world.left
     (9, 0)
@@ -46,8 +46,8 @@ class Replayed:
             self.answers[each.question].append(each.answer)
         self.written: Sequence[int] = ()
         """What has been put out so far; an interpreter puts its own list here."""
-        self.put_out: Mapping[int, Sequence[int]] = {}
-        """The same of each text of a batch."""
+        self.generated: Mapping[int, Sequence[int]] = {}
+        """The same of each sequence of a batch."""
 
     @property
     def left(self) -> int:
@@ -65,7 +65,7 @@ class Replayed:
 
 def _said(asked: Question) -> str:
     about = f" about token {asked.token}" if asked.token is not None else ""
-    about += f", text {asked.text} of the batch" if asked.text else ""
+    about += f", sequence {asked.sequence} of the batch" if asked.sequence else ""
     return (
         f"nobody has logged a further {asked.kind} of the {asked.role} behind layer {asked.layer} at position"
         f" {asked.position}{about}, of the pass over {[*asked.tail]} at {asked.at}"

@@ -38,7 +38,7 @@ class Span(NamedTuple):
     width: int = 1  # of how many tokens
     depth: int = 0  # at how many positions, of several hypotheses or sequences; 0: at as many as there are tokens
     gaps: tuple[tuple[int, int], ...] = ()  # layers in between that were not run
-    rows_only: bool = False  # keys and values alone were made
+    kv_only: bool = False  # keys and values alone were made
 
     @property
     def earliest(self) -> int:

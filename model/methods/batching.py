@@ -13,7 +13,7 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Work, plain_work
 from model.methods.method_parameters import LOCKSTEP, STATIC, MethodParameters
-from model.steps import Forward, Steps
+from model.steps import Batch, Forward, LayerSpan, Steps
 
 MAX_STATIC = 4096
 """The most sequences of a static batch, all of which are played."""
@@ -118,18 +118,19 @@ class StaticBatching(MethodParameters):
         return plain_work(self.layers, *zip(*self.columns(tokens), strict=True))
 
 
-def read_prompts(layers: int, prompt: Sequence[int], prompts: Sequence[Sequence[int]], batch: Sequence[int]) -> Steps:
-    """Let the target read the prompts of a batch but for their last tokens, where each text has its own."""
-    for text in batch if prompts else ():
-        if len(prompts[text]) != len(prompt):
+def read_prompts(layers: int, prompt: Sequence[int], prompts: Sequence[Sequence[int]], sequences: Sequence[int]) -> Steps:
+    """Let the target read the prompts of a batch but for their last tokens, where each sequence has one of its own."""
+    for number in sequences if prompts else ():
+        if len(prompts[number]) != len(prompt):
             raise checks.ParameterError(
-                f"prompts must be of one length, {len(prompt)} tokens, as texts of a batch stand at one position; prompt {text} has"
-                f" {len(prompts[text])}"
+                f"prompts must be of one length, {len(prompt)} tokens, as sequences of a batch stand at one position; prompt"
+                f" {number} has {len(prompts[number])}"
             )
-        if prompt[:-1]:
-            yield Forward("target", tuple(prompts[text][:-1]), 0, 0, layers, texts=(text,))
+        words = tuple(prompts[number][:-1])
+        if words:
+            yield Forward("target", words, 0, LayerSpan(0, layers), batch=Batch.uniform((number,), 0, len(words)))
 
 
-def last_words(prompt: Sequence[int], prompts: Sequence[Sequence[int]], batch: Sequence[int]) -> tuple[int, ...]:
-    """The last token of each text's prompt."""
-    return tuple([prompts[text][-1] if prompts else prompt[-1] for text in batch])
+def last_words(prompt: Sequence[int], prompts: Sequence[Sequence[int]], sequences: Sequence[int]) -> tuple[int, ...]:
+    """The last token of each sequence's prompt."""
+    return tuple([prompts[number][-1] if prompts else prompt[-1] for number in sequences])

@@ -31,7 +31,7 @@ from model.methods.bild import theory as bild
 from model.methods.bild.algorithm import UNSURE
 from model.methods.ppd import theory as ppd
 from model.methods.speculative import theory as speculative
-from model.steps import Forward
+from model.steps import Forward, LayerSpan
 from sim.comparison.predict import over_processes, predict, profiles_of, spent_by_main
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _bus(runs: MeasuredRuns, timed: Sequence[Compared], plain: Sequence[Compared
 
 def _pass_of(span: Span) -> Forward:
     """The pass that a span was of; of its tokens only the number matters."""
-    return Forward(span.role, (0,) * span.width, span.position - span.width + 1, span.first, span.last)
+    return Forward(span.role, (0,) * span.width, span.position - span.width + 1, LayerSpan(span.first, span.last))
 
 
 # --- What they are made of ----------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def _pace(timed: Sequence[Compared], column: str) -> float:
 def _pass(cost: PassCost, role: str, group: Sequence[Compared]) -> float:
     """A whole pass over one token in the middle of these texts, with its head [s]."""
     middle = int(np.median([len(each.decoding.prompt) + len(each.decoding.tokens) // 2 for each in group]))
-    return cost.forward(Forward(role, (0,), middle, 0, cost.hardware(role).shape.layers, heads=1))
+    return cost.forward(Forward(role, (0,), middle, LayerSpan(0, cost.hardware(role).shape.layers), heads=1))
 
 
 def _layers(decoding: Decoding, cost: PassCost) -> int:

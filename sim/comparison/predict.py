@@ -177,7 +177,7 @@ def missing(of: Mapping[str, ProfileCosts], timed: TimedDecoding) -> list[str]:
 
     `send` is of devices that hand over bytes; what processes hand over is in the times of their passes.
     """
-    roles = dict.fromkeys(kind[0] for kind in timed.decoding.account.passes_by_kind)
+    roles = dict.fromkeys(kind.role for kind in timed.decoding.account.passes_by_kind)
     found = [f"{part} of the {role}" for role in roles if role in of for part in of[role].missing if part != "send"]
     if timed.units > 1:
         profile = of["target"].profile

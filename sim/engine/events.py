@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 from simpy import Environment
 from simpy.core import EmptySchedule
 from simpy.events import Event, Timeout
 
-from model.interpret.account import Account, Kind, context_of, kind_of
+from model.interpret.account import Account, Kind, context_of
 from model.interpret.interpreter import Cache
 from model.interpret.world import Answers
 from model.logs.spans import Span
-from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, require_ended
+from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, require_ended
 from sim.engine.cluster import Cluster
 
 
@@ -36,8 +36,8 @@ class Run:
     account: Account = field(default_factory=Account)
     """Passes by their kind, and transfers."""
     tokens: list[int] = field(default_factory=list)
-    texts: dict[int, list[int]] = field(default_factory=dict)
-    """What each text of a batch has put out, where each puts out its own."""
+    sequences: dict[int, list[int]] = field(default_factory=dict)
+    """Tokens that each sequence of a batch has generated, where they commit separately."""
     commits: list[tuple[float, str, int]] = field(default_factory=list)  # time, kind, number of tokens
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many rounds had so many tokens (accepted, drafted)."""
@@ -122,10 +122,10 @@ class _Engine:
         self.reading: Callable[[Read], float] | None = getattr(cost, "reading", None)
         self.among: Callable[[int], float] | None = None if per_layer else getattr(cost, "among", None)
         self.sharing: list[_Process] = []  # the processes that slow each other down
-        # Times of passes, or of their layers, by their kind and how many texts they are over: asked for often, few.
+        # Times of passes, or of their layers, by their kind and the widths of their sequences: asked for often, few.
         # And how many there were, with the positions that they attended to and read, as in an account.
-        self.known: dict[tuple[Any, ...], tuple[float, list[int]]] = {}
-        self.known_layers: dict[tuple[Any, ...], list[float]] = {}
+        self.known: dict[_PassKey, tuple[float, list[int]]] = {}
+        self.known_layers: dict[_PassKey, list[float]] = {}
         self.env = Environment()
         self.holders: list[_Process | None] = [None] * cluster.units
         self.waiting: list[_Process] = []
@@ -141,7 +141,7 @@ class _Engine:
     def run(self, steps: Steps) -> Run:
         main = _Process(self, steps, None, 0)
         main.cache, main.kept = Cache(), True
-        self.world.written, self.world.put_out = self.result.tokens, self.result.texts
+        self.world.written, self.world.generated = self.result.tokens, self.result.sequences
         main.advance(None)
         env = self.env
         step, peek = env.step, env.peek
@@ -163,7 +163,7 @@ class _Engine:
         result.waited = self.waited
         for (*kind, _), (_, counts) in self.known.items():
             if counts[0]:
-                self.account.include(Account({cast("Kind", tuple(kind)): counts}))
+                self.account.include(Account({Kind._make(kind): counts}))
         result.intervals = [self._judged(row, process) for row, process in self.records]
         return result
 
@@ -176,8 +176,8 @@ class _Engine:
         result, tokens = self.result, step.tokens
         process.kept = True
         result.tokens[len(result.tokens) - step.back :] = tokens
-        if step.text is not None:
-            result.texts.setdefault(step.text, []).extend(tokens)
+        if step.sequence is not None:
+            result.sequences.setdefault(step.sequence, []).extend(tokens)
         result.commits.append((self.env.now, step.kind, len(tokens)))
         if step.drafted is not None:
             result.rounds[len(tokens) - step.back - 1, step.drafted] += 1
@@ -247,6 +247,11 @@ class _Engine:
         Timeout(self.env, start + seconds - now).callbacks.append(arrived)
 
 
+_PassKey = tuple[str, int, LayerSpan, int, int, tuple[int, ...] | None]
+"""All that the price of a pass depends on but its position: fields of its `Kind`, and widths in its batch. A plain tuple: one is
+made for each pass."""
+
+
 class _Reading(NamedTuple):
     """A read that takes time, and what it will have found."""
 
@@ -269,6 +274,7 @@ class _Process:
     # Given at birth, and with every pass or dispatch (then `step` is the processes that are sent out).
     cache: Cache
     step: Forward | _Reading | Sequence[_Process] = ()
+    key: _PassKey
     seconds: float
     since: float
     layer_times: list[float]
@@ -312,13 +318,14 @@ class _Process:
 
     def _forward(self, step: Forward) -> None:
         engine = self.engine
-        role, tokens, _, first, last, _, heads, unit, _, _, gaps, rows_only, compared, _ = step
-        self.step, self.layer = step, first
-        kind = role, len(tokens), first, last, heads, gaps, rows_only, compared, len(step.texts)
+        layers, batch, unit = step.layers, step.batch, step.unit
+        self.step, self.layer = step, layers.first
+        key = step.role, len(step.tokens), layers, step.heads, step.compared, None if batch is None else batch.widths
+        self.key = key
         try:
-            self.seconds, self.counts = engine.known[kind]
+            self.seconds, self.counts = engine.known[key]
         except KeyError:
-            self.seconds, self.counts = engine.known[kind] = 0.0 if engine.by_position else engine.cost.forward(step), [0, 0, 0]
+            self.seconds, self.counts = engine.known[key] = 0.0 if engine.by_position else engine.cost.forward(step), [0, 0, 0]
         if engine.by_position:
             self.seconds = engine.cost.forward(step)
         if unit is not None and unit != self.place:
@@ -452,12 +459,11 @@ class _Process:
         env = engine.env
         self.since = env.now
         step = self.step
-        if engine.per_layer and isinstance(step, Forward) and step.first < step.last:
-            self.layer = step.first
-            kind = *kind_of(step), len(step.texts)
-            if kind not in engine.known_layers or engine.by_position:
-                engine.known_layers[kind] = engine.cost.layer_times_of(step)
-            self.layer_times = engine.known_layers[kind]
+        if engine.per_layer and isinstance(step, Forward) and step.layers.first < step.layers.last:
+            self.layer = step.layers.first
+            if self.key not in engine.known_layers or engine.by_position:
+                engine.known_layers[self.key] = engine.cost.layer_times_of(step)
+            self.layer_times = engine.known_layers[self.key]
             self._tick()
         elif engine.among is not None:
             self.left, self.paced_at, self.factor = self.seconds, env.now, 1.0
@@ -483,11 +489,12 @@ class _Process:
             return
         engine, layer, parent = self.engine, self.layer, self.parent
         step: Any = self.step  # a pass: dispatches have no layers
-        if parent is not None and parent.layer <= layer and layer > step.first:  # the first alone says no most often
+        first, last = step.layers.first, step.layers.last
+        if parent is not None and parent.layer <= layer and layer > first:  # the first alone says no most often
             parent.must_have_run(layer - 1, step)
         self.layer = layer + 1
-        seconds = self.layer_times[layer - step.first]
-        Timeout(engine.env, seconds).callbacks.append(self._tick if layer + 1 < step.last else self._passed)
+        seconds = self.layer_times[layer - first]
+        Timeout(engine.env, seconds).callbacks.append(self._tick if layer + 1 < last else self._passed)
 
     def must_have_run(self, layer: int, follower: Forward) -> None:
         """A sub-process reads this process's row of a layer: by the end of its own pass through it, the row must be there."""
@@ -557,11 +564,10 @@ class _Process:
     def _record(self, fate: str, now: float) -> None:
         step, number = self.step, self.engine.number(self)
         if isinstance(step, Forward):
-            role, tokens, _, first, last, *_ = step
-            position, width = step.end - 1, len(tokens)
-            depth = step.end - step.at if step.after or step.texts else 0
-            more = role, width, depth, step.gaps, step.rows_only
-            row = Span(self.unit, self.since, now, "forward", number, position, first, last, fate, *more)
+            layers, end = step.layers, step.end
+            depth = end - step.at if step.tree or step.batch is not None else 0
+            more = layers.first, layers.last, fate, step.role, len(step.tokens), depth, layers.gaps, layers.kv_only
+            row = Span(self.unit, self.since, now, "forward", number, end - 1, *more)
         else:
             what = "read" if isinstance(step, _Reading) else "dispatch"
             row = Span(self.unit, self.since, now, what, number, -1, -1, -1, fate)

@@ -150,7 +150,7 @@ def _complete(track: int, row: Span) -> dict[str, Any]:
         at = f"tokens {row.earliest}–{row.position}" if row.earliest < row.position else f"token {row.position}"
         # Of several hypotheses or texts there are more tokens than positions.
         done = f"layers {', '.join(f'{low}–{high}' for low, high in row.layers_run)}" if row.layers_run else "head"
-        done = f"keys and values of {done}" if row.rows_only else done
+        done = f"keys and values of {done}" if row.kv_only else done
         label = f"{at}{f' ({row.width} in all)' if row.depth else ''} · {done}"
         label = label if row.role == "target" else f"{row.role}: {label}"
         args |= {"position": row.position, "layers": f"[{row.first}, {row.last})", "role": row.role, "tokens": row.width}

@@ -21,7 +21,7 @@ from model.methods.ppd import algorithm as ppd
 from model.methods.ppd import paths as sampler
 from model.outcomes import random_streams
 from model.outcomes.outcome_laws import Iid
-from model.steps import Commit, Fork, Forward, Join, Steps
+from model.steps import Commit, Fork, Forward, Join, LayerSpan, Steps
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.pipelined_examples import (
@@ -204,10 +204,10 @@ def first_come_first_served(x: Example) -> None:
         now, subs = 0, list[Any]()
         for arrival, service in zip(arrivals, x["services"], strict=True):
             if arrival > now:
-                yield Forward("main", (0,), 0, 0, arrival - now)
+                yield Forward("main", (0,), 0, LayerSpan(0, arrival - now))
             now = arrival
-            subs += yield Fork((Forward(f"sub {len(subs)}", (0,), 0, 0, service),), (None,))
-        yield Forward("main", (0,), 0, 0, last - now + 1)
+            subs += yield Fork((Forward(f"sub {len(subs)}", (0,), 0, LayerSpan(0, service)),), (None,))
+        yield Forward("main", (0,), 0, LayerSpan(0, last - now + 1))
         yield Join(tuple(subs))
         yield Commit("token", (1,))
 

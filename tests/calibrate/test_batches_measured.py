@@ -21,7 +21,7 @@ from model.interpret.interpreter import count
 from model.logs import forced_outcomes, measured_runs
 from model.logs.replay import Replayed, steps_of, told
 from model.methods.speculative import algorithm as speculative
-from model.steps import Forward
+from model.steps import Batch, Forward, LayerSpan
 from sim.comparison import formula_validity, predict
 from tests.calibrate.test_comparison_predict import profile_of
 from tests.calibrate.test_measure_runs import models_of, wanted
@@ -45,7 +45,7 @@ def test_a_batch_with_forced_outcomes_makes_the_passes_of_its_world(kind: str, b
     work = count(speculative.decode(parameters, tuple(range(4)), 9), world, parameters.outputs_of(9))
     assert tuple(work.committed) == found.commits
     assert work.account.passes_by_kind == found.account.passes_by_kind
-    for number, tokens in work.texts.items():
+    for number, tokens in work.sequences.items():
         assert tokens == [*range(4, 4 + (lengths or (9,) * batch)[number])]
     # And the log says it all again.
     again = Replayed(found.reads)
@@ -63,8 +63,8 @@ def test_files_keep_whose_tokens_they_are(tmp_path: Path) -> None:
     for one, other in zip(made.log.decodings, kept.log.decodings, strict=True):
         assert one.commits == other.commits
         assert one.settings == other.settings
-    assert {each.text for each in kept.log.decodings[0].commits} == {0, 1, 2, 3}
-    assert {each.text for each in kept.log.decodings[1].commits} == {None}
+    assert {each.sequence for each in kept.log.decodings[0].commits} == {0, 1, 2, 3}
+    assert {each.sequence for each in kept.log.decodings[1].commits} == {None}
     assert '"sequence": null' not in (tmp_path / "runs.reads.json").read_text()
     assert told(kept.log.decodings[0]) == "sequences=3, batching=static, lengths=(6, 3, 6, 2), draft_length=2"
 
@@ -101,9 +101,13 @@ def test_a_session_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path,
 
 def test_a_pass_over_texts_reads_as_far_as_the_longest() -> None:
     cost = PassCost({"target": ProfileCosts(profile_of("target"))})
-    step = Forward("target", (7,) * 6, 5, 0, 5, heads=6, texts=(0, 1, 2), places=(5, 20, 9))
-    assert cost.forward(step) == cost.forward(step._replace(at=20, places=()))
-    assert cost.forward(step) > cost.forward(step._replace(places=()))
+    def at(*positions: int) -> Forward:
+        batch = Batch.uniform((0, 1, 2), positions, 2, heads=2)
+        return Forward("target", (7,) * 6, min(positions), LayerSpan(0, 5), heads=6, batch=batch)
+
+    step = at(5, 20, 9)
+    assert cost.forward(step) == cost.forward(at(20, 20, 20))
+    assert cost.forward(step) > cost.forward(at(5, 5, 5))
     assert cost.parts(step).layers == 5 * float(cost.of["target"].layer(2, 20, 3).seconds)
 
 
@@ -147,9 +151,9 @@ def test_passes_that_are_timed_stand_where_those_of_a_decoding_do(
     work.run()
     timed = [each for each in seen if each.heads]
     assert {len(each.tokens) for each in timed} == {width * batch}
-    assert {max(each.places, default=each.at) for each in timed} == {context, context + 1}
-    assert {bool(each.places) for each in timed} == {apart}
-    assert all({*each.places} == {each.at, each.at + 1} for each in timed if each.places)
+    assert {each.end - width for each in timed} == {context, context + 1}
+    assert {each.batch is not None and not each.batch.aligned for each in timed} == {apart}
+    assert all({*each.batch.positions} == {each.at, each.at + 1} for each in timed if apart and each.batch)
     filling = [each for each in seen if not each.heads]
     assert sum(each.width for each in filling) == context
     assert all(len(each.tokens) <= interpreter_pass.CHUNK for each in filling)

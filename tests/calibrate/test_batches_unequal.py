@@ -14,7 +14,7 @@ from calibrate.interpreters.in_one_process import Luck, PassOutput, Real
 from model.base.checks import ParameterError
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Parameters
-from model.steps import CacheError, Forward
+from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read
 from tests.support import real_models
 from tests.support.tiers import crossed, examples
 
@@ -40,7 +40,7 @@ def nothing_is_left_of_what_was_in_memory() -> Iterator[None]:
 def written(decoders: Any, parameters: Parameters, prompts: Sequence[Sequence[int]] = PROMPTS, **more: Any) -> dict[int, list[int]]:
     real = Real(decoders, **more)
     steps = speculative.decode(parameters, prompts[0], max(LENGTHS), prompts=prompts)
-    return real.run(steps, parameters.outputs_of(max(LENGTHS))).texts
+    return real.run(steps, parameters.outputs_of(max(LENGTHS))).sequences
 
 
 def choice(batch: int, gamma: int = 3, **more: Any) -> Parameters:
@@ -71,9 +71,9 @@ def test_one_prompt_for_all_is_read_once() -> None:
     decoders = real_models.decoders("gpt2", "draft")
     real = Real(decoders)
     work = real.run(speculative.decode(choice(3), PROMPTS[0], 12), sum(LENGTHS))
-    assert work.texts == written(decoders, choice(3), prompts)
-    wholes = [kind for kind in work.account.passes_by_kind if not kind[4]]  # that project nothing
-    assert [(kind[0], kind[1], work.account.passes_by_kind[kind][0]) for kind in wholes] == [("target", 2, 1), ("draft", 2, 1)]
+    assert work.sequences == written(decoders, choice(3), prompts)
+    wholes = [kind for kind in work.account.passes_by_kind if not kind.heads]  # that project nothing
+    assert [(kind.role, kind.width, work.account.passes_by_kind[kind][0]) for kind in wholes] == [("target", 2, 1), ("draft", 2, 1)]
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt"])
@@ -92,7 +92,7 @@ def test_what_a_pass_says_is_what_each_text_says_from_scratch(kind: str) -> None
     held = real.new_cache()
     texts = {0: [3, 4, 5, 6], 2: [7], 5: [1, 2]}
     for number, own in texts.items():
-        real.forward(held, Forward("target", tuple(own), 0, 0, LAYERS, texts=(number,)))
+        real.forward(held, Forward("target", tuple(own), 0, LayerSpan(0, LAYERS), batch=Batch.uniform((number,), 0, len(own))))
 
     def made(words: dict[int, tuple[int, ...]], keep: dict[int, int], heads: int) -> None:
         width = len(next(iter(words.values())))
@@ -100,9 +100,8 @@ def test_what_a_pass_says_is_what_each_text_says_from_scratch(kind: str) -> None
             texts[number] = [*texts[number][:place], *words[number]]
         tokens = tuple(word for own in words.values() for word in own)
         places = tuple(keep.values())
-        step = Forward(
-            "target", tokens, min(places), 0, LAYERS, heads=heads * len(words), texts=tuple(words), places=places
-        )  # fmt: skip
+        batch = Batch.uniform(tuple(words), places, width, heads)
+        step = Forward("target", tokens, min(places), LayerSpan(0, LAYERS), heads=heads * len(words), batch=batch)
         out = real.forward(held, step)
         for index, number in enumerate(words):
             for place in range(heads):
@@ -116,7 +115,117 @@ def test_what_a_pass_says_is_what_each_text_says_from_scratch(kind: str) -> None
     made({0: (1, 2, 3), 2: (4, 5, 6), 5: (7, 8, 9)}, {0: 3, 2: 2, 5: 3}, 3)
     made({0: (1, 2), 5: (7, 8)}, {0: 4, 5: 3}, 1)  # one has left, and both are cut
     made({0: (1, 2, 5, 4), 5: (7, 8, 6, 6)}, {0: 6, 5: 4}, 2)
-    assert isinstance(real.forward(held, Forward("target", (3,), 8, 0, LAYERS, heads=1, texts=(5,))), PassOutput)
+    assert isinstance(
+        real.forward(held, Forward("target", (3,), 8, LayerSpan(0, LAYERS), heads=1, batch=Batch.uniform((5,), 8, heads=1))),
+        PassOutput,
+    )
+
+
+def read_apart(decoder: Decoder, texts: dict[int, list[int]]) -> tuple[Real, Any]:
+    """A run in which each sequence was read by itself."""
+    real = Real({"target": decoder})
+    held = real.new_cache()
+    for number, own in texts.items():
+        real.forward(held, Forward("target", tuple(own), 0, LayerSpan(0, LAYERS), batch=Batch.uniform((number,), 0, len(own))))
+    return real, held
+
+
+def ragged(words: dict[int, tuple[int, ...]], positions: Sequence[int], heads: Sequence[int], layers: LayerSpan) -> Forward:
+    batch = Batch(tuple(words), tuple(positions), tuple(map(len, words.values())), tuple(heads))
+    tokens = tuple(word for own in words.values() for word in own)
+    return Forward("target", tokens, min(positions), layers, heads=sum(heads), batch=batch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sequences_of_unequal_widths_say_what_each_says_from_scratch(kind: str) -> None:
+    """One, three and two tokens, behind one another and where rows are rewritten, and in two passes through the layers."""
+    decoder, full = real_models.decoders(kind)["target"], real_models.model(kind, LAYERS)
+    texts = {0: [3, 4, 5, 6], 2: [7], 5: [1, 2]}
+    real, held = read_apart(decoder, texts)
+
+    def made(words: dict[int, tuple[int, ...]], positions: Sequence[int], heads: Sequence[int], cut: int = LAYERS) -> None:
+        for (number, own), position in zip(words.items(), positions, strict=True):
+            texts[number] = [*texts[number][:position], *own]
+        step = ragged(words, positions, heads, LayerSpan(0, LAYERS))
+        if cut < LAYERS:
+            first = ragged(words, positions, [0] * len(heads), LayerSpan(0, cut))
+            out = real.forward(held, step._replace(layers=LayerSpan(cut, LAYERS), state=real.forward(held, first)))
+        else:
+            out = real.forward(held, step)
+        offset = 0
+        for (number, own), projected in zip(words.items(), heads, strict=True):
+            for index in range(len(own)):
+                text = texts[number][: len(texts[number]) - len(own) + index + 1]
+                if index >= len(own) - projected:
+                    for each in (offset, offset - len(step.tokens)):
+                        assert torch.allclose(out.logits[out.row(each)], real_models.logits(full, text), rtol=0, atol=1e-12)
+                else:
+                    with pytest.raises(CacheError, match=f"sequence {number} is read, but only its last {projected} are projected"):
+                        out.row(offset)
+                offset += 1
+        assert out.logits.shape[0] == sum(heads)
+
+    made({0: (8,), 2: (9, 1, 2), 5: (1, 4)}, (4, 1, 2), (1, 3, 1))
+    made({0: (1, 2, 3), 2: (4,), 5: (7, 8)}, (3, 2, 3), (0, 1, 2))  # two are rewritten
+    made({5: (2, 2, 2, 2), 0: (9,)}, (5, 6), (2, 1), cut=2)  # one has left, the others in another order
+    made({0: (1,), 5: (7,)}, (7, 9), (1, 1))
+    made({0: (3, 3), 2: (5,), 5: (4, 4, 4)}, (3, 3, 3), (2, 1, 3))  # at one position, which cuts two of them
+    assert [held.book.sequences[number].rows["target"] for number in texts] == [[len(own)] * LAYERS for own in texts.values()]
+
+
+def test_states_of_unequal_widths_are_those_of_each_sequence_alone() -> None:
+    """Also those before the last layer, which early exit compares; nothing of the padding is left."""
+    decoder = real_models.decoders("llama")["target"]
+    texts = {4: [3, 4, 5], 1: [7]}
+    words, positions, span = {4: (8,), 1: (5, 6, 7)}, (3, 1), LayerSpan(0, 3)
+    real, held = read_apart(decoder, texts)
+    wrote: list[tuple[int, int]] = []
+    whole = LayerRows.write_each
+
+    def noted(self: LayerRows, keys: Any, values: Any, spots: Any) -> Any:
+        wrote.extend(zip(spots.sequences.tolist(), spots.positions.tolist(), strict=True))
+        return whole(self, keys, values, spots)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LayerRows, "write_each", noted)
+        together = real.forward(held, ragged(words, positions, (0, 0), span)._replace(compared=4))
+    assert wrote == [(0, 3), (1, 1), (1, 2), (1, 3)] * span.size  # each row once: what fills up writes none
+    start = 0
+    for (number, own), position in zip(words.items(), positions, strict=True):
+        real, held = read_apart(decoder, {number: texts[number]})
+        alone = real.forward(held, ragged({number: own}, (position,), (0,), span)._replace(compared=len(own)))
+        for whole, part in ((together.states, alone.states), (together.before, alone.before)):
+            assert torch.allclose(whole[start : start + len(own)], part, rtol=0, atol=1e-12)  # type: ignore[index,arg-type]
+        start += len(own)
+    assert together.states is not None
+    assert together.states.shape[0] == start
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_prompts_of_unequal_lengths_are_read_in_one_pass(kind: str) -> None:
+    """Then one sequence decodes while others still read, as a server's requests do: each is what it is alone."""
+    prompts = {0: [3, 4, 5, 6, 7, 8, 9], 1: [6, 2], 2: [9]}
+    layers = LayerSpan(0, LAYERS)
+
+    def steps() -> Any:
+        texts, read = {number: [*own] for number, own in prompts.items()}, dict.fromkeys(prompts, 0)
+        while True:
+            words = {number: tuple(own[read[number] :][:3]) for number, own in texts.items()}
+            done = {number: read[number] + len(own) == len(texts[number]) for number, own in words.items()}
+            step = ragged(words, [read[number] for number in words], [int(done[number]) for number in words], layers)
+            out = yield step
+            for index, (number, own) in enumerate(words.items()):
+                read[number] += len(own)
+                if done[number]:
+                    assert step.batch is not None
+                    texts[number].append((yield Read("next", out, step.batch.starts[index] + len(own) - 1)))
+                    yield Commit("token", (texts[number][-1],), sequence=number)
+
+    found = Real({"target": real_models.decoders(kind)["target"]}).run(steps(), 14).sequences
+    full = real_models.model(kind, LAYERS)
+    assert {number: len(own) for number, own in found.items()} == {0: 4, 1: 6, 2: 6} or sum(map(len, found.values())) == 14
+    for number, own in found.items():
+        assert own == real_models.oracle(full, prompts[number], len(own))
 
 
 def test_texts_at_one_position_again_need_no_mask() -> None:
@@ -125,9 +234,9 @@ def test_texts_at_one_position_again_need_no_mask() -> None:
     real = Real({"target": decoder})
     held = real.new_cache()
     for number, own in ((0, (3, 4, 5)), (1, (6,))):
-        real.forward(held, Forward("target", own, 0, 0, LAYERS, texts=(number,)))
-    real.forward(held, Forward("target", (1, 2, 7, 8), 1, 0, LAYERS, texts=(0, 1), places=(3, 1)))
-    out = real.forward(held, Forward("target", (5, 6), 3, 0, LAYERS, heads=2, texts=(0, 1)))
+        real.forward(held, Forward("target", own, 0, LayerSpan(0, LAYERS), batch=Batch.uniform((number,), 0, len(own))))
+    real.forward(held, Forward("target", (1, 2, 7, 8), 1, LayerSpan(0, LAYERS), batch=Batch.uniform((0, 1), (3, 1), 2)))
+    out = real.forward(held, Forward("target", (5, 6), 3, LayerSpan(0, LAYERS), heads=2, batch=Batch.uniform((0, 1), 3, heads=1)))
     for row, own in enumerate(([3, 4, 5, 5], [6, 7, 8, 6])):
         assert torch.allclose(out.logits[row], real_models.logits(full, own), rtol=0, atol=1e-12)
     assert {layer.ends for layer in held.of("target", (0, 1)).layers} == {None}
@@ -139,13 +248,15 @@ def test_a_copy_shares_rows_until_one_of_the_two_writes() -> None:
     real = Real({"target": decoder})
     held = real.new_cache()
     for number, own in ((0, (3, 4, 5)), (1, (6,))):
-        real.forward(held, Forward("target", own, 0, 0, LAYERS, texts=(number,)))
-    step = Forward("target", (1, 2, 7, 8), 1, 0, LAYERS, heads=4, texts=(0, 1), places=(3, 1))
+        real.forward(held, Forward("target", own, 0, LayerSpan(0, LAYERS), batch=Batch.uniform((number,), 0, len(own))))
+    step = Forward("target", (1, 2, 7, 8), 1, LayerSpan(0, LAYERS), heads=4, batch=Batch.uniform((0, 1), (3, 1), 2, heads=2))
     real.forward(held, step)
     twin = held.copy()
     assert {layer.ends for layer in twin.of("target", (0, 1)).layers} == {(5, 3)}
     other = real.forward(twin, step._replace(tokens=(9, 9, 9, 9)))
-    more = real.forward(held, Forward("target", (5, 6), 3, 0, LAYERS, heads=2, texts=(0, 1), places=(5, 3)))
+    more = real.forward(
+        held, Forward("target", (5, 6), 3, LayerSpan(0, LAYERS), heads=2, batch=Batch.uniform((0, 1), (5, 3), heads=1))
+    )
     assert torch.allclose(more.logits[1], real_models.logits(full, [6, 7, 8, 6]), rtol=0, atol=1e-12)
     assert torch.allclose(other.logits[3], real_models.logits(full, [6, 9, 9]), rtol=0, atol=1e-12)
 
@@ -159,7 +270,7 @@ def test_rows_of_texts_are_joined_and_parted(lengths: list[int], data: st.DataOb
     for number, length in enumerate(lengths):
         rows = decoder.rows()
         if length:
-            decoder.run(tuple((number + each) % 29 for each in range(length)), 0, 0, LAYERS, rows)
+            decoder.run(tuple((number + each) % 29 for each in range(length)), 0, LayerSpan(0, LAYERS), rows)
         parts.append(rows)
     whole = joined(parts)
     picked = data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, unique=True))
@@ -183,9 +294,9 @@ def test_rows_of_texts_are_joined_and_parted(lengths: list[int], data: st.DataOb
 def test_a_wrong_number_of_rows_is_noticed() -> None:
     real = Real({"target": real_models.decoders("llama")["target"]})
     held = real.new_cache()
-    step = Forward("target", (1, 2), 0, 0, LAYERS, texts=(0, 1))
+    step = Forward("target", (1, 2), 0, LayerSpan(0, LAYERS), batch=Batch.uniform((0, 1), 0))
     real.forward(held, step)
-    real.forward(held, Forward("target", (1,), 1, 0, LAYERS, texts=(0,)))
+    real.forward(held, Forward("target", (1,), 1, LayerSpan(0, LAYERS), batch=Batch.uniform((0,), 1)))
     rows = held.of("target", (0, 1))
     whole = LayerRows.write_each
 
@@ -198,14 +309,14 @@ def test_a_wrong_number_of_rows_is_noticed() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LayerRows, "write_each", short)
         with pytest.raises(CacheError, match=r"layer 3 should hold \(3, 2\) positions, it holds \(2, 1\)"):
-            real.forward(held, step._replace(at=1, places=(2, 1)))
+            real.forward(held, step._replace(at=1, batch=Batch.uniform((0, 1), (2, 1))))
 
 
 def test_texts_have_no_more_positions_than_the_model() -> None:
     decoder = real_models.decoders("llama")["target"]
     rows = joined([decoder.rows(), decoder.rows()])
     with pytest.raises(ParameterError, match="at most 96 positions"):
-        decoder.run((1, 2), 0, 0, LAYERS, rows, batch=2, places=(96, 0))
+        decoder.run((1, 2), 0, LayerSpan(0, LAYERS), rows, batch=Batch.uniform((0, 1), (96, 0)))
 
 
 def test_an_encoder_decoder_has_no_batches() -> None:
@@ -466,9 +577,9 @@ def test_rows_are_adopted_of_some_layers_and_of_a_hypothesis() -> None:
 
 def test_where_only_rows_are_wanted_a_layer_ends_when_they_are_written() -> None:
     rows = KvRows(2)
-    rows.rows_only = True
+    rows.kv_only = True
     with pytest.raises(RowsMade):
         rows.update(*numbers(4.0, 2), 1)
     assert [both(layer) for layer in rows.layers] == [[], [4, 5]]
     rows.crossed = "what an encoder said"
-    assert (rows.copy().crossed, rows.copy().rows_only) == ("what an encoder said", False)
+    assert (rows.copy().crossed, rows.copy().kv_only) == ("what an encoder said", False)

@@ -34,7 +34,7 @@ from model.logs.measured_runs import MeasuredRuns
 from model.logs.prediction_error import PARTS
 from model.logs.replay import Replayed, parameters_of, steps_of
 from model.methods.beam import algorithm as beam
-from model.steps import Forward, Read
+from model.steps import Batch, Forward, LayerSpan, Read
 from sim.commands.sim_app import app
 from sim.comparison import comparison_report, predict
 from sim.engine.cluster import Cluster
@@ -115,10 +115,11 @@ def by_hand(found: Decoding, profiles: dict[str, Profile]) -> float:
         if each.kind == "next" and new:
             looked = each.role, each.at, each.tail, each.layer
         total += TIMES["first_read" if each.kind == "next" and new else each.kind] if each.kind in TIMES else 0.0
-    for (role, width, first, last, heads, gaps, rows_only, _), (count, attended, _) in found.account.passes_by_kind.items():
+    for (role, width, span, heads, _), (count, attended, _) in found.account.passes_by_kind.items():
+        first, last, gaps, kv_only = span
         layers = last - first - sum(stop - start for start, stop in gaps)
         positions = attended / width - (width + 1) / 2 * count  # cached before the passes of this kind, together
-        each_layer = 1e-3 * (count * (1 + 0.1 * (width - 1)) + 0.01 * positions) if not rows_only else TIMES["kv_rows"] * count
+        each_layer = 1e-3 * (count * (1 + 0.1 * (width - 1)) + 0.01 * positions) if not kv_only else TIMES["kv_rows"] * count
         assert role in profiles
         if first < last:  # else it is a head alone, of what is there already
             total += layers * each_layer + count * (TIMES["step"] + (TIMES["embedding"] if not first else 0.0))
@@ -142,22 +143,23 @@ def test_a_prediction_is_the_sum_of_its_passes_and_reads(name: str, table: dict[
 
 def test_a_pass_in_pieces_pays_its_call_for_each_and_its_layers_once() -> None:
     cost = PassCost({"target": ProfileCosts(profile_of("target"))})
-    whole = cost.forward(Forward("target", (7,), 5, 0, 5, heads=1))
-    pieces = [cost.forward(Forward("target", (7,), 5, *span)) for span in ((0, 2), (2, 4))]
-    last = cost.forward(Forward("target", (7,), 5, 4, 5, heads=1))
+    whole = cost.forward(Forward("target", (7,), 5, LayerSpan(0, 5), heads=1))
+    pieces = [cost.forward(Forward("target", (7,), 5, LayerSpan(*span))) for span in ((0, 2), (2, 4))]
+    last = cost.forward(Forward("target", (7,), 5, LayerSpan(4, 5), heads=1))
     assert sum(pieces) + last == pytest.approx(whole + 2 * TIMES["step"])
 
 
 @pytest.mark.parametrize("step", [
-    Forward("target", (7,), 5, 0, 5, heads=1), Forward("target", (7, 8), 5, 0, 3), Forward("target", (7,), 5, 2, 5, heads=1),
-    Forward("target", (7,), 5, 0, 5, heads=1, gaps=((1, 3),)), Forward("target", (7,), 5, 1, 4, rows_only=True),
+    Forward("target", (7,), 5, LayerSpan(0, 5), heads=1), Forward("target", (7, 8), 5, LayerSpan(0, 3)),
+    Forward("target", (7,), 5, LayerSpan(2, 5), heads=1),
+    Forward("target", (7,), 5, LayerSpan(0, 5, gaps=((1, 3),)), heads=1), Forward("target", (7,), 5, LayerSpan(1, 4, kv_only=True)),
 ])  # fmt: skip
 def test_layer_times_of_a_pass_add_up_to_it(step: Forward) -> None:
     cost = PassCost({"target": ProfileCosts(profile_of("target"))})
     times = cost.layer_times_of(step)
-    assert len(times) == step.last - step.first
+    assert len(times) == step.layers.last - step.layers.first
     assert sum(times) == pytest.approx(cost.parts(step).total, rel=1e-12)
-    assert all(times[layer - step.first] == 0 for start, stop in step.gaps for layer in range(start, stop))
+    assert all(times[layer - step.layers.first] == 0 for start, stop in step.layers.gaps for layer in range(start, stop))
 
 
 def test_keys_and_values_alone_cost_their_share_of_the_layers_weights() -> None:
@@ -168,13 +170,15 @@ def test_keys_and_values_alone_cost_their_share_of_the_layers_weights() -> None:
     layer = real_models.model("llama", LAYERS).model.layers[0]
     weights = sum(each.numel() for each in layer.parameters() if each.ndim > 1)
     made = layer.self_attn.k_proj.weight.numel() + layer.self_attn.v_proj.weight.numel()
-    whole = cost.parts(Forward("target", (7,), 5, 0, LAYERS)).layers
-    assert cost.parts(Forward("target", (7,), 5, 0, LAYERS, rows_only=True)).layers == pytest.approx(whole * made / weights)
+    whole = cost.parts(Forward("target", (7,), 5, LayerSpan(0, LAYERS))).layers
+    assert cost.parts(Forward("target", (7,), 5, LayerSpan(0, LAYERS, kv_only=True))).layers == pytest.approx(
+        whole * made / weights
+    )
 
 
 def test_time_between_reads_and_what_follows_cools_weights_too() -> None:
     """A turn of 3 ms after a read counts like a pause of 3 ms between two passes."""
-    whole, spent = Forward("target", (7,), 5, 0, 5), []
+    whole, spent = Forward("target", (7,), 5, LayerSpan(0, 5)), []
     for turn, pause in ((3e-3, 0.0), (0.0, 3e-3)):
         cost = PassCost({"target": ProfileCosts(profile_of("target", further=COOLING))}, scheduling=turn)
         cost.made(whole)
@@ -247,7 +251,7 @@ def test_hypotheses_that_were_not_kept_lie_among_the_rows(beams: int, monkeypatc
 
 def test_rows_of_sub_processes_are_their_own() -> None:
     cost = PassCost({"target": UniformLayers(shape_of("target"), SECONDS)})
-    tree = Forward("target", (7, 8), 9, 0, 1, heads=2, after=(-1, -1))
+    tree = Forward("target", (7, 8), 9, LayerSpan(0, 1), heads=2, tree=(-1, -1))
     assert cost._before(tree._replace(heads=0)) is None  # a sub-process reads it, that does nothing else
     assert cost._before(tree._replace(at=8)) == 8
     assert cost._before(tree) == 10
@@ -261,7 +265,7 @@ def passes(cost: PassCost, *spans: tuple[int, int], at: int = 5, pause: float = 
     """What passes over these layers take, one after the other, at one place."""
     made = []
     for span in spans:
-        made.append(cost.made(Forward("target", (7,), at, *span)))
+        made.append(cost.made(Forward("target", (7,), at, LayerSpan(*span))))
         cost.elapsed += pause
     return made
 
@@ -282,7 +286,7 @@ EARLY = [{"part": part, "positions": 1, "time_s": seconds} for part, seconds in 
 
 def test_heads_and_reads_between_single_layers_take_what_they_take_there() -> None:
     """Behind a single layer the head has just been used; behind several it takes its usual time, and without such rows always."""
-    whole, one = Forward("target", (7,), 5, 0, 2, heads=1), Forward("target", (7,), 5, 2, 3, heads=1)
+    whole, one = Forward("target", (7,), 5, LayerSpan(0, 2), heads=1), Forward("target", (7,), 5, LayerSpan(2, 3), heads=1)
     kinds = {"confidence": 1.3e-5, "saturation": 1.7e-5}
     warm, usual = (PassCost({"target": ProfileCosts(profile_of("target", further=more))}) for more in (EARLY, []))
     assert [warm.parts(each).head for each in (whole, one)] == pytest.approx([TIMES["head"], 1.1e-4])
@@ -297,7 +301,9 @@ def test_heads_and_reads_between_single_layers_take_what_they_take_there() -> No
 
 def test_the_first_look_at_a_batch_is_at_all_its_texts() -> None:
     cost = PassCost({"target": ProfileCosts(profile_of("target", further=[{"part": "first_read", "batch": 4, "time_s": 9e-5}]))})
-    alone, together = Forward("target", (7,), 5, 0, 5, heads=1), Forward("target", (7,) * 4, 5, 0, 5, heads=4, texts=(0, 1, 2, 3))
+    alone, together = Forward("target", (7,), 5, LayerSpan(0, 5), heads=1), Forward(
+        "target", (7,) * 4, 5, LayerSpan(0, 5), heads=4, batch=Batch.uniform((0, 1, 2, 3), 5, heads=1)
+    )
     for step, look in ((alone, TIMES["first_read"]), (together, 9e-5)):
         assert [cost.reading(Read("next", step, -1)) for _ in range(2)] == pytest.approx([look, TIMES["next"]])
 
@@ -318,8 +324,8 @@ def test_sub_processes_within_a_process_take_what_starting_them_takes() -> None:
 
 def test_hypotheses_take_what_following_them_takes() -> None:
     cost = PassCost({"target": ProfileCosts(profile_of("target", further=TREES))})
-    plain = Forward("target", (7, 8, 9, 5), 8, 0, 5)
-    tree = plain._replace(after=(-1, -1, 0, 0))
+    plain = Forward("target", (7, 8, 9, 5), 8, LayerSpan(0, 5))
+    tree = plain._replace(tree=(-1, -1, 0, 0))
     assert cost.forward(tree) - cost.forward(plain) == pytest.approx(4e-4)
 
 
@@ -328,13 +334,13 @@ def test_weights_cool_while_nobody_uses_them() -> None:
     cost = PassCost({"target": ProfileCosts(profile_of("target", further=COOLING))})
     whole = [each.cooling for each in passes(cost, (0, 5), (0, 5), (0, 5))]
     assert whole[0] == 0
-    others = cost.made(Forward("target", (7,), 5, 0, 5))
+    others = cost.made(Forward("target", (7,), 5, LayerSpan(0, 5)))
     assert others.cooling == pytest.approx(whole[2]) == pytest.approx(whole[1])
     cooled = []
     for pause in (0.0, 1e-3, 3e-3, 1.0):
         cost.begin()
         passes(cost, (0, 5), (0, 5), pause=pause)
-        cooled.append(cost.made(Forward("target", (7,), 5, 0, 5)).cooling)
+        cooled.append(cost.made(Forward("target", (7,), 5, LayerSpan(0, 5))).cooling)
     assert cooled == sorted(cooled)
     assert cooled[0] == pytest.approx(others.cooling)
     assert cooled[0] < cooled[1] < cooled[2]
@@ -351,7 +357,7 @@ def test_wide_passes_wait_as_long_for_their_weights_as_was_timed_of_them() -> No
     found = []
     for width in (1, 5, 9, 12):
         cost.begin()
-        step = Forward("target", (7,) * width, 5, 0, 5)
+        step = Forward("target", (7,) * width, 5, LayerSpan(0, 5))
         cost.made(step)
         cost.elapsed += 1.0
         found.append(cost.made(step).cooling)
@@ -368,14 +374,14 @@ def test_layers_that_are_run_again_sooner_take_less() -> None:
     more = [each.cooling for each in passes(cost, *[(0, 3)] * 20)]
     assert 3 * few[-1] < more[-1] < 0
     # The others have not been run for long; then all are as they were.
-    rest = cost.made(Forward("target", (7,), 5, 3, 5)).cooling
+    rest = cost.made(Forward("target", (7,), 5, LayerSpan(3, 5))).cooling
     assert rest > 0
 
 
 def test_a_pass_in_pieces_cools_no_more_than_a_whole_one() -> None:
     cost = PassCost({"target": ProfileCosts(profile_of("target", further=[*COOLING, *CALLS]))})
     passes(cost, (0, 5), (0, 5))
-    whole = cost.made(Forward("target", (7,), 5, 0, 5)).cooling
+    whole = cost.made(Forward("target", (7,), 5, LayerSpan(0, 5))).cooling
     cost.begin()
     pieces: list[Any] = []
     for _ in range(3):
@@ -601,11 +607,12 @@ def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
     """In place of what a pass of one process takes; heads, later layers and prompts are the main process's own."""
     clock = {"target": ProfileCosts(profiles(step=5e-4, embedding=1e-4)["target"])}
     own, told = PassCost(clock, single=False), PassCost(clock, single=False, subprocess_step=2e-4)
-    sub = Forward("target", (7,), 5, 0, 8)
+    sub = Forward("target", (7,), 5, LayerSpan(0, 8))
     assert own.forward(sub) == pytest.approx(8e-3 + 6e-4)
     assert told.forward(sub) == pytest.approx(8e-3 + 2e-4)
-    assert told.forward(sub._replace(tokens=(7, 8, 9), after=(-1, -1, -1))) == pytest.approx(8e-3 + 2e-4)
-    for step in (sub._replace(heads=1), sub._replace(first=4, state=sub), sub._replace(tokens=(7, 8, 9))):
+    assert told.forward(sub._replace(tokens=(7, 8, 9), tree=(-1, -1, -1))) == pytest.approx(8e-3 + 2e-4)
+    later = sub._replace(layers=sub.layers._replace(first=4), state=sub)
+    for step in (sub._replace(heads=1), later, sub._replace(tokens=(7, 8, 9))):
         assert told.forward(step) == own.forward(step)
     # Timed among others: .6 ms there are .4 ms alone, where a layer takes one and a half times as long.
     runs = runs_of([decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)], profiles(), units=[2])

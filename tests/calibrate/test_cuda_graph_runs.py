@@ -27,6 +27,7 @@ from calibrate.untested_on_gpu.over_streams import Lanes
 from model.base.checks import ParameterError
 from model.hardware import profile_files
 from model.logs import measured_runs
+from model.steps import LayerSpan
 from sim.comparison import comparison_report, predict
 from tests.support import real_models, recording
 from tests.support.clockwork import few_parts, wound
@@ -167,7 +168,7 @@ def test_methods_that_cannot_be_captured_are_refused_before_anything_is_timed(
 def test_texts_that_come_apart_are_refused_before_anything_is_timed(cuda: Cuda, tmp_path: Path) -> None:
     method = {"name": "speculative", "draft_length": 2, "sequences": 3, "batching": "static", "forced": {"acceptance_rate": 0.5}}
     out = tmp_path / "runs.json"
-    with pytest.raises(ParameterError, match=r"mode must be eager where texts of a batch stand at unequal positions, .* batch = 1"):
+    with pytest.raises(ParameterError, match=r"mode must be eager where sequences .* stand at unequal positions, .* batch = 1"):
         run_command.measured(plan_of(tmp_path, method=[method]), out, "cpu")
     assert not [*tmp_path.glob("runs*")]
 
@@ -193,7 +194,7 @@ def test_no_graph_is_captured_in_a_timed_run(cuda: Cuda, tmp_path: Path, monkeyp
         before = cuda_graphs.captured(models.values())
         if next(surprise):  # a near tie fell the other way
             target = models["target"]
-            target.run((1, 2, 3, 4, 5), 0, 0, 2, target.rows())
+            target.run((1, 2, 3, 4, 5), 0, LayerSpan(0, 2), target.rows())
         found = whole(each, *more)
         counts.append((before, cuda_graphs.captured(models.values())))
         return found

@@ -30,7 +30,7 @@ from model.methods.hierarchical import algorithm as hierarchical
 from model.methods.ppd import algorithm as ppd
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
-from model.steps import Forward, Read
+from model.steps import Batch, Forward, LayerSpan, Read
 from tests.support import real_models, recording
 from tests.support.real_models import DEPTHS
 from tests.support.recording import Cuda
@@ -183,7 +183,7 @@ def test_texts_take_turns_in_the_buffers() -> None:
     for at in range(12):
         for name, (real, cache) in held.items():
             token = (3 * at + 5 * name.endswith("2")) % real_models.VOCABULARY
-            out = real.forward(cache, Forward("target", (token,), at, 0, LAYERS, heads=1))
+            out = real.forward(cache, Forward("target", (token,), at, LayerSpan(0, LAYERS), heads=1))
             one[name].append(out.logits.clone())
     for mine, theirs in (("plain", "graphs"), ("plain 2", "graphs 2")):
         assert torch.allclose(torch.cat(one[mine]), torch.cat(one[theirs]), rtol=1e-9, atol=1e-9)
@@ -213,7 +213,7 @@ def test_any_passes_make_what_they_make_without_graphs(kind: str, data: st.DataO
             before: tuple[list[Any], list[Any]] = [], []
             for number, decoder in enumerate((plain, made)):
                 states[number] = decoder.run(
-                    tokens, at, first, last, rows[number], states[number], seen=before[number] if compared else None
+                    tokens, at, LayerSpan(first, last), rows[number], states[number], seen=before[number] if compared else None
                 )  # type: ignore[call-overload]
             kept += [(states[0], states[1]), *zip(*before, strict=True)]
             assert len(before[1]) == compared * (last - first)
@@ -227,9 +227,9 @@ def test_rows_may_not_be_missing() -> None:
     """A pass behind what its layers hold would see what others have left there."""
     made = Graphs(real_models.decoders("llama")["target"], ROOM, cuda=Cuda())
     rows = made.rows()
-    state = made.run((1, 2), 0, 0, 2, rows)
+    state = made.run((1, 2), 0, LayerSpan(0, 2), rows)
     with pytest.raises(RuntimeError, match="layer 2 holds 0 rows"):
-        made.run((1,), 1, 2, LAYERS, rows, state[-1:])
+        made.run((1,), 1, LayerSpan(2, LAYERS), rows, state[-1:])
 
 
 def test_wide_passes_are_launched_one_by_one_on_the_same_rows() -> None:
@@ -239,8 +239,8 @@ def test_wide_passes_are_launched_one_by_one_on_the_same_rows() -> None:
     for at, width in ((0, cuda_graphs.WIDEST), (cuda_graphs.WIDEST, cuda_graphs.WIDEST + 1), (40, 1)):
         before = made.captured
         tokens = tuple(each % 29 for each in range(width))
-        found = made.run(tokens, at, 0, LAYERS, rows)
-        assert torch.allclose(found, plain.run(tokens, at, 0, LAYERS, own), rtol=1e-9, atol=1e-9)
+        found = made.run(tokens, at, LayerSpan(0, LAYERS), rows)
+        assert torch.allclose(found, plain.run(tokens, at, LayerSpan(0, LAYERS), own), rtol=1e-9, atol=1e-9)
         assert (made.captured == before) == (width > cuda_graphs.WIDEST)
         assert all(layer.fixed and layer.length == at + width for layer in rows.layers)
     assert not made.apart
@@ -249,7 +249,7 @@ def test_wide_passes_are_launched_one_by_one_on_the_same_rows() -> None:
 def test_what_somebody_looks_into_is_launched_one_by_one() -> None:
     made = Graphs(real_models.decoders("llama")["target"], ROOM, cuda=Cuda())
     called: list[int] = []
-    made.run((1,), 0, 0, LAYERS, made.rows(), between=called.append)
+    made.run((1,), 0, LayerSpan(0, LAYERS), made.rows(), between=called.append)
     assert called == [*range(LAYERS)]
     assert made.apart == {"is looked into": 1}
     assert made.captured == 0
@@ -258,13 +258,13 @@ def test_what_somebody_looks_into_is_launched_one_by_one() -> None:
 def test_rows_of_hypotheses_stay_apart() -> None:
     """They lie in the order they came, not by position: a plain pass behind them too is launched one by one."""
     plain = real_models.decoders("llama")["target"]
-    made = Graphs(plain, ROOM, cuda=Cuda())
+    made, whole = Graphs(plain, ROOM, cuda=Cuda()), LayerSpan(0, LAYERS)
     found = []
     for decoder in (plain, made):
         rows = decoder.rows()
-        decoder.run((1, 2, 3), 0, 0, LAYERS, rows)
-        decoder.run((4, 5), 3, 0, LAYERS, rows, after=(-1, -1))
-        found.append(decoder.run((6,), 4, 0, LAYERS, rows))
+        decoder.run((1, 2, 3), 0, whole, rows)
+        decoder.run((4, 5), 3, whole, rows, tree=(-1, -1))
+        found.append(decoder.run((6,), 4, whole, rows))
     assert torch.allclose(*found, rtol=1e-9, atol=1e-9)
     assert made.apart == {"follows several hypotheses": 2}
 
@@ -285,7 +285,7 @@ def test_a_pass_is_run_on_a_stream_of_its_own_before_it_is_captured(monkeypatch:
     monkeypatch.setitem(vars(plain), "_layer", noted)
     rows = made.rows()
     for at in range(3):
-        made.run((1,), at, 0, 1, rows)
+        made.run((1,), at, LayerSpan(0, 1), rows)
     assert beside == [True] * cuda_graphs.WARM_UPS + [False]
     assert cuda_graphs.WARM_UPS > 0
     # It begins behind what was launched before, and what is captured behind it.
@@ -308,17 +308,17 @@ def test_a_place_is_told_anew_where_it_was_forgotten() -> None:
     plain, cuda = real_models.decoders("llama")["target"], Cuda()
     made = Graphs(plain, ROOM, cuda=cuda)
     rows = made.rows()
-    made.run((1, 2), 0, 0, 2, rows)
+    made.run((1, 2), 0, LayerSpan(0, 2), rows)
     [desk] = made._desks.values()
     place, copied = desk.graph.graph, []
     numbers, desk.numbers = desk.numbers, SimpleNamespace(copy_=lambda said, **_: copied.append(numbers.copy_(said).tolist()))  # type: ignore[assignment]
     before = place.replays
     for tokens, at, replays, times in (((1, 2), 0, 0, 0), ((1, 3), 0, 0, 1), ((1, 3), 1, 1, 2), ((1, 3), 1, 1, 2)):
-        made.run(tokens, at, 0, 2, rows)
+        made.run(tokens, at, LayerSpan(0, 2), rows)
         assert (place.replays - before, len(copied)) == (replays, times)
     assert copied == [[1, 3, 0], [1, 3, 1]]
     made.forget()
-    made.run((1, 3), 1, 0, 2, rows)
+    made.run((1, 3), 1, LayerSpan(0, 2), rows)
     assert (place.replays - before, len(copied)) == (2, 3)
 
 
@@ -351,10 +351,10 @@ def test_ended_texts_are_forgotten_without_a_collection() -> None:
 def test_a_copy_of_rows_is_of_its_own() -> None:
     made = Graphs(real_models.decoders("llama")["target"], ROOM, cuda=Cuda())
     rows = made.rows()
-    made.run((1, 2, 3), 0, 0, LAYERS, rows)
+    made.run((1, 2, 3), 0, LayerSpan(0, LAYERS), rows)
     other = rows.copy()
     was = [layer.keys[:, :, :3].clone() for layer in rows.layers]  # type: ignore[index]
-    made.run((9,), 0, 0, LAYERS, rows)
+    made.run((9,), 0, LayerSpan(0, LAYERS), rows)
     assert all(torch.equal(layer.keys[:, :, :3], each) for layer, each in zip(other.layers, was, strict=True))  # type: ignore[index]
     assert not any(layer.fixed for layer in other.layers)
 
@@ -367,7 +367,9 @@ def test_passes_over_several_texts_are_those_without_graphs(width: int) -> None:
     tokens = tuple((7 * place + 3) % real_models.VOCABULARY for place in range(2 * width))
     seen: dict[str, list[Any]] = {"with": [], "without": []}
     found = [
-        by.run(tokens, 0, 0, LAYERS, plain.rows(), batch=2, gaps=((1, 2),), seen=seen[name]).clone()
+        by.run(
+            tokens, 0, LayerSpan(0, LAYERS, ((1, 2),)), plain.rows(), batch=Batch.uniform((0, 1), 0, width), seen=seen[name]
+        ).clone()
         for name, by in (("with", made), ("without", plain))
     ]
     torch.testing.assert_close(*found)
@@ -380,14 +382,14 @@ def test_what_does_not_fit_is_refused() -> None:
     plain = real_models.decoders("llama")["target"]
     made = Graphs(plain, 8, texts=2, cuda=Cuda())
     rows = made.rows()
-    made.run((1,) * 8, 0, 0, LAYERS, rows)
+    made.run((1,) * 8, 0, LayerSpan(0, LAYERS), rows)
     with pytest.raises(ParameterError, match=r"at most 8 positions together.*, got 9; make room for more"):
-        made.run((1,), 8, 0, LAYERS, rows)
+        made.run((1,), 8, LayerSpan(0, LAYERS), rows)
     with pytest.raises(ParameterError, match=r"batch must be at most 2.*, got 3"):
-        made.run((1, 2, 3), 0, 0, LAYERS, made.rows(), batch=3)
+        made.run((1, 2, 3), 0, LayerSpan(0, LAYERS), made.rows(), batch=Batch.uniform((0, 1, 2), 0))
     far = Graphs(plain, 200, cuda=Cuda())
     with pytest.raises(ParameterError, match="at most 96 positions"):
-        far.run((1, 2), 95, 0, LAYERS, far.rows())
+        far.run((1, 2), 95, LayerSpan(0, LAYERS), far.rows())
     for name, value in (("room", 0), ("texts", 0)):
         with pytest.raises(ParameterError, match=name):
             Graphs(plain, **{"room": 8, name: value}, cuda=Cuda())
@@ -462,4 +464,4 @@ def test_a_decoder_that_bakes_its_tokens_in_is_found() -> None:
     """The plain decoder's pass cannot be captured as it is."""
     decoder = real_models.decoders("llama")["target"]
     with pytest.raises(recording.Refused, match="tensor"):
-        captured(lambda: decoder.run((1, 2), 3, 0, LAYERS, decoder.rows()))
+        captured(lambda: decoder.run((1, 2), 3, LayerSpan(0, LAYERS), decoder.rows()))

@@ -16,7 +16,7 @@ from calibrate.commands import common_options, decode_command
 from calibrate.decode.decode_report import Printer, Result, compared, document, summary
 from model.interpret.account import Account
 from model.logs.decoding import Decoding
-from model.steps import Commit, Forward
+from model.steps import Commit, Forward, LayerSpan
 
 LAYERS = 5
 
@@ -26,12 +26,12 @@ def decoded(
 ) -> Decoding:
     """Behind a prompt of three tokens: a round that accepts two of three drafted tokens, and one that accepts none of one."""
     account = Account()
-    account.add(Forward("target", (1, 2, 9), 0, 0, LAYERS, heads=1))
+    account.add(Forward("target", (1, 2, 9), 0, LayerSpan(0, LAYERS), heads=1))
     commits = (Commit("token", tokens),)
     if method == "speculative":
         for width in (4, 2):
-            account.add(Forward("target", (7,) * width, 3, 0, LAYERS, heads=width))
-            account.add(Forward("draft", (7,), 3, 0, 2, heads=1))
+            account.add(Forward("target", (7,) * width, 3, LayerSpan(0, LAYERS), heads=width))
+            account.add(Forward("draft", (7,), 3, LayerSpan(0, 2), heads=1))
         commits = (Commit("round", tokens[:3], 3), Commit("round", tokens[3:], 1))
     return Decoding(method, more, (1, 2, 9), 4, commits, account, seconds=seconds)
 

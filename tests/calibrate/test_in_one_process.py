@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from calibrate.decoders.kv_rows import joined
 from calibrate.interpreters.in_one_process import Answered, Luck, Real, Sampling, softmax
 from model.base.checks import ParameterError
 from model.interpret.interpreter import CountedWork
@@ -28,7 +29,7 @@ from model.methods.hierarchical import algorithm as hierarchical
 from model.methods.ppd import algorithm as ppd
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
-from model.steps import CacheError, Commit, Forward, Read, Steps
+from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps
 from tests.support import real_models
 from tests.support.real_models import DEPTHS, KINDS
 from tests.support.tiers import crossed, examples
@@ -237,8 +238,8 @@ def _follow(real: Real, steps: Any, texts: dict[int, list[int]], tokens: int) ->
                 step = steps.send(answer)
             except StopIteration:
                 return
-            if hasattr(step, "texts") and step.heads:
-                last = step.texts or (0,)
+            if isinstance(step, Forward) and step.heads:
+                last = step.batch.sequences if step.batch else (0,)
             if hasattr(step, "drafted"):
                 for text, token in zip(last, step.tokens, strict=True):
                     texts[text].append(token)
@@ -262,7 +263,7 @@ def test_skipped_layers_are_not_run() -> None:
     parameters = skipdecode.Parameters(LAYERS, 3, 3, 3, 12, warm_up=1)
     work = run("llama", skipdecode, parameters, [3, 4, 5], 6)
     by_kind = {kind: counts[0] for kind, counts in work.account.passes_by_kind.items()}
-    assert [kind[5] for kind in by_kind if kind[4]] == [((1, 3),)]
+    assert [kind.layers.gaps for kind in by_kind if kind.heads] == [((1, 3),)]
     assert work.layer_passes == 2 * LAYERS + 6 * 3
 
 
@@ -275,7 +276,7 @@ def test_early_exits_go_by_the_threshold(measure: str) -> None:
     depths = []
     for threshold in (0.0, 0.9 if measure == "state" else 0.06, 1.0):
         work = run("llama", early_exit, early_exit.Parameters(LAYERS, measure, threshold=threshold, first_check=2), [3, 4, 5], 10)
-        kinds = [(kind[3] - kind[2], counts[0]) for kind, counts in work.account.passes_by_kind.items() if not kind[6]]
+        kinds = [(kind.layers.size, counts[0]) for kind, counts in work.account.passes_by_kind.items() if not kind.layers.kv_only]
         depths.append(sum(layers * count for layers, count in kinds) - LAYERS)  # the prompt is one pass through all layers
     assert depths[0] == 10 * 2 < depths[1] < depths[2] == 10 * LAYERS
 
@@ -434,8 +435,8 @@ def test_draws_are_for_the_position_and_the_sequence_of_the_token_that_follows()
 
     def steps() -> Any:
         for text, tokens in ((3, (4, 5, 6)), (1, (4, 5))):
-            yield Forward("target", tokens, 0, 0, LAYERS, None, 1, texts=(text,))
-        both = yield Forward("target", (7, 8), 2, 0, LAYERS, None, 2, texts=(3, 1), places=(3, 2))
+            yield Forward("target", tokens, 0, LayerSpan(0, LAYERS), heads=1, batch=Batch.uniform((text,), 0, len(tokens), heads=1))
+        both = yield Forward("target", (7, 8), 2, LayerSpan(0, LAYERS), None, heads=2, batch=Batch.uniform((3, 1), (3, 2), heads=1))
         for offset in (-2, -1):
             found.append((yield Read("uniform", both, offset)))
         yield Commit("token", (1,))
@@ -526,20 +527,25 @@ def test_a_text_longer_than_the_model_knows_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("given", "length"), [
-    ({"at": 95, "tokens": (3, 4)}, 97), ({"at": 95, "tokens": (3, 4, 5), "after": (-1, 0, 1)}, 98),
-    ({"at": 95, "tokens": (3, 4, 5), "after": (-1, 0, 0)}, 97),
-    ({"at": 0, "tokens": (3, 4, 5, 6), "batch": 2, "places": (95, 1)}, 97), ({"at": 95, "tokens": (3, 4), "after": (-1, -1)}, 96),
+    ({"at": 95, "tokens": (3, 4)}, 97), ({"at": 95, "tokens": (3, 4, 5), "tree": (-1, 0, 1)}, 98),
+    ({"at": 95, "tokens": (3, 4, 5), "tree": (-1, 0, 0)}, 97),
+    ({"at": 0, "tokens": (3, 4, 5, 6), "batch": Batch.uniform((0, 1), (95, 1), 2)}, 97),
+    ({"at": 1, "tokens": (3, 4, 5, 6), "batch": Batch((0, 1), (95, 1), (1, 3), (0, 0))}, 96),
+    ({"at": 95, "tokens": (3, 4), "tree": (-1, -1)}, 96),
 ])  # fmt: skip
 def test_how_long_a_text_would_be_is_that_of_its_furthest_position(given: dict[str, Any], length: int) -> None:
     """Of hypotheses those count that stand behind each other; 96 positions are known."""
     decoder = real_models.decoders("gpt2")["target"]
     rows = decoder.rows()
-    decoder.run((3,) * 95, 0, 0, LAYERS, rows)
+    decoder.run((3,) * 95, 0, LayerSpan(0, LAYERS), rows)
+    two = joined([rows.copy(), rows.copy()])
     if length <= 96:
-        assert decoder.run(first=0, last=LAYERS, rows=rows, **given).shape[0] == len(given["tokens"])
+        assert decoder.run(layers=LayerSpan(0, LAYERS), rows=two if "batch" in given else rows, **given).shape[0] == len(
+            given["tokens"]
+        )
     else:
         with pytest.raises(ParameterError, match=f"at most 96 positions together, which gpt2 target knows, got {length};"):
-            decoder.run(first=0, last=LAYERS, rows=decoder.rows() if "places" in given else rows, **given)
+            decoder.run(layers=LayerSpan(0, LAYERS), rows=two if "batch" in given else rows, **given)
 
 
 def test_more_layers_than_the_model_has_are_refused() -> None:
@@ -633,7 +639,7 @@ def test_a_position_is_read_from_either_end_of_its_pass(heads: int) -> None:
     found: dict[int, list[Any]] = {}
 
     def steps() -> Any:
-        out = yield Forward("target", tuple(prompt), 0, 0, LAYERS, None, heads)
+        out = yield Forward("target", tuple(prompt), 0, LayerSpan(0, LAYERS), None, heads=heads)
         for offset in range(-heads, heads):
             place = offset if offset < 0 else 3 - heads + offset
             law = softmax(real_models.logits(full, prompt[: place % 3 + 1]).numpy())
@@ -672,7 +678,7 @@ def test_saturation_is_the_cosine_of_two_states_and_never_negative(after: list[f
     seen: list[Any] = []
 
     def steps() -> Any:
-        output = yield Forward("target", (3,), 0, 0, LAYERS, None, 1, compared=1)
+        output = yield Forward("target", (3,), 0, LayerSpan(0, LAYERS), None, heads=1, compared=1)
         output.before, output.states = torch.tensor([[3.0, 4.0]]), torch.tensor([after])
         seen.append((yield Read("saturation", output)))
         yield Commit("token", (1,))
@@ -693,8 +699,8 @@ def test_what_an_algorithm_must_not_read_or_hold_is_said() -> None:
     depth = DEPTHS["target"]
 
     def unread(**more: Any) -> Steps:
-        out = yield Forward("target", (3, 4), 0, 0, depth, heads=1)
-        out = yield Forward("target", (5,), 2, 0, depth, **({"heads": 0} | more))
+        out = yield Forward("target", (3, 4), 0, LayerSpan(0, depth), heads=1)
+        out = yield Forward("target", (5,), 2, LayerSpan(0, depth), **more)
         yield Read("saturation" if more else "next", out)
 
     with pytest.raises(CacheError, match="target: a pass at position 2 is read, but projects no position"):
@@ -704,8 +710,8 @@ def test_what_an_algorithm_must_not_read_or_hold_is_said() -> None:
 
     run = target.run
 
-    def losing(tokens: Any, at: int, first: int, last: int, rows: Any, *more: Any, **how: Any) -> Any:
-        made = run(tokens, at, first, last, rows, *more, **how)
+    def losing(tokens: Any, at: int, layers: LayerSpan, rows: Any, *more: Any, **how: Any) -> Any:
+        made = run(tokens, at, layers, rows, *more, **how)
         if at:
             rows.layers[1].length = 2
         return made
@@ -746,10 +752,10 @@ def test_a_model_says_how_far_it_goes_and_what_begins_and_ends_its_texts() -> No
     reads = real_models.model.__wrapped__("t5", 2)
     with pytest.raises(RuntimeError, match="some has an encoder, which has read nothing yet"):
         transformers_adapter.decoder_of(reads, "some").rows()
-    assert transformers_adapter.run_layers(2, 5) == [2, 3, 4]
+    assert transformers_adapter.run_layers(LayerSpan(2, 5)) == [2, 3, 4]
     whole = real_models.decoders("llama")["target"]
     assert whole._place(3, 1, (), whole.rows()).mask is None  # a single token sees all there is
-    assert transformers_adapter.run_layers(1, 7, ((2, 3), (4, 6))) == [1, 3, 6]
+    assert transformers_adapter.run_layers(LayerSpan(1, 7, ((2, 3), (4, 6)))) == [1, 3, 6]
     settled: list[Any] = []
     found = of()
     for kind in ("cpu", "cuda"):

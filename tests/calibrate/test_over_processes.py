@@ -38,7 +38,7 @@ from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.beam import algorithm as beam
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
-from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from model.steps import CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 from tests.support import real_models, workers
 from tests.support.real_models import DEPTHS, SOURCE
 from tests.support.workers import PATIENCE, asking, tiny
@@ -204,7 +204,7 @@ def test_what_happened_when(pool: Pool) -> None:
         of = sorted(span for span in passes if span.unit == unit)
         assert all(one.end <= other.start for one, other in itertools.pairwise(of))  # a unit makes one at a time
     assert all(run.begun <= span.start <= span.end <= run.begun + run.seconds for span in spans if span.fate == "kept")
-    without_layers = sum(counts[0] for kind, counts in run.work.account.passes_by_kind.items() if kind[2] == kind[3])
+    without_layers = sum(counts[0] for kind, counts in run.work.account.passes_by_kind.items() if kind.layers.size == 0)
     assert len(passes) == run.work.account.passes - without_layers
     kept = [span for span in passes if span.unit and span.fate == "kept"]
     assert len(kept) == commits[:-1].count("match") == sum(span.what == "promotion" for span in spans)
@@ -278,16 +278,16 @@ def test_what_cannot_be_run_over_processes_is_refused_by_name() -> None:
 
 def wide(after: tuple[int, ...], *, forked: bool) -> Steps:
     """A pass over two hypotheses, of a sub-process or of the main one."""
-    yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
-    step = Forward("target", (5, 6), 2, 0, LAYERS, after=after)
+    yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
+    step = Forward("target", (5, 6), 2, LayerSpan(0, LAYERS), tree=after)
     yield Join((yield Fork((step,), (1,)))) if forked else step
 
 
 @pytest.mark.parametrize(
     ("units", "steps", "said"),
     [
-        (2, wide((-1, 0), forked=True), "makes plain passes of one text alone; the algorithm asks for others"),
-        (1, wide((-1, -1), forked=False), "makes plain passes of one text alone; the algorithm asks for others"),
+        (2, wide((-1, 0), forked=True), "makes plain passes of one sequence alone; the algorithm asks for others"),
+        (1, wide((-1, -1), forked=False), "makes plain passes of one sequence alone; the algorithm asks for others"),
         (2, ppd.decode(ppd.Parameters(LAYERS, 3, 3, batched=True), [3] * 14, 2), "the capacity=16, got at least 17 positions"),
         (2, ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as .*, got 2"),
         (2, ppd.decode(ppd.Parameters(LAYERS, 3, 1), [3] * 14, 8), "must fit the capacity=16, got at least 17 positions"),
@@ -339,11 +339,11 @@ def test_passes_of_processes_that_start_others_say_layer_by_layer_how_far_they_a
     monkeypatch.setattr(over_processes, "Command", command)
 
     def process() -> Steps:
-        yield Forward("target", (6,), 2, 0, LAYERS)
+        yield Forward("target", (6,), 2, LayerSpan(0, LAYERS))
 
     def steps() -> Steps:
-        yield Forward("target", (3, 4), 0, 0, LAYERS)
-        yield Join((yield Fork((Forward("target", (5,), 2, 0, LAYERS), process()), (1, 2))))
+        yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS))
+        yield Join((yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS)), process()), (1, 2))))
         yield Commit("token", (1,))
 
     Parallel(pool).run(steps(), 1)
@@ -361,10 +361,10 @@ def test_there_is_room_for_all_positions_that_a_model_knows_up_to_2048(kind: str
 
 def test_replicas_share_weights_only_if_these_are_the_same() -> None:
     one, same, other = tiny("llama").load(), tiny("llama").load(), tiny("llama", 1).load()
-    expected = one.run((3, 4), 0, 0, LAYERS, one.rows())
+    expected = one.run((3, 4), 0, LayerSpan(0, LAYERS), one.rows())
     flat = worker_loop.share_weights(one)
     worker_loop.share_weights(same, flat)
-    assert same.run((3, 4), 0, 0, LAYERS, same.rows()).equal(expected)
+    assert same.run((3, 4), 0, LayerSpan(0, LAYERS), same.rows()).equal(expected)
     one.head.weight.data.zero_()
     assert not same.head.weight.any()  # they lie in one place
     with pytest.raises(ValueError, match="the replica has other weights"):
@@ -481,10 +481,10 @@ def test_stopped_passes_are_given_up(pool: Pool) -> None:
     use(pool, tiny("llama"))
 
     def stopping() -> Steps:
-        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+        out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
         for _ in range(20):  # more than a worker has room for
-            yield Stop((yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (1,))))
-        subs = yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (1,))
+            yield Stop((yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS)),), (1,))))
+        subs = yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS)),), (1,))
         yield Join(subs)
         yield Commit("token", ((yield Read("next", out)),))
 
@@ -502,7 +502,7 @@ def test_a_process_may_leave_the_rest_to_one_that_it_starts_last(pool: Pool) -> 
     use(pool, tiny("llama"))
 
     def rest() -> Steps:
-        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+        out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
         yield Commit("token", ((yield Read("next", out)),))
 
     def first() -> Steps:
@@ -516,9 +516,9 @@ def test_what_still_runs_when_the_last_token_is_there_was_cancelled(pool: Pool) 
     use(pool, tiny("llama"))
 
     def ending() -> Steps:
-        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
-        yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (1,))
-        out = yield Forward("target", (4,), 1, 0, LAYERS, None, 1)
+        out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
+        yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS)),), (1,))
+        out = yield Forward("target", (4,), 1, LayerSpan(0, LAYERS), None, heads=1)
         yield Commit("token", ((yield Read("next", out)),))
 
     run = Parallel(pool, record=True)

@@ -32,7 +32,7 @@ from model.logs.spans import beside, of_main
 from model.methods.beam import algorithm as beam
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
-from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 from sim.comparison import predict
 from tests.support import real_models
 from tests.support.ordering import Device, Event, Stream
@@ -91,11 +91,12 @@ def watched(decoder: Any, device: Device, steps: Steps, units: int, tokens: int,
     passes: list[Pass] = []
     whole = decoder.run
 
-    def run(tokens: Any, at: int, first: int, last: int, *given_: Any, **others: Any) -> Any:
+    def run(tokens: Any, at: int, layers: LayerSpan, *given_: Any, **others: Any) -> Any:
+        first, last = layers.first, layers.last
         stream = device.current
         begun = stream.clock.copy()
         device.doing = f"layers [{first}, {last}) at {at}"
-        made = whole(tokens, at, first, last, *given_, **others)
+        made = whole(tokens, at, layers, *given_, **others)
         passes.append(Pass(stream.number, first, last, at, begun, stream.clock.copy()))
         return made
 
@@ -290,23 +291,23 @@ def test_the_device_must_be_a_gpu() -> None:
 
 
 def joining(steps: Any = None) -> Steps:
-    yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+    yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
     yield Join((yield Fork((steps,), (None,))))
 
 
 def child() -> Steps:
-    yield Join((yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (None,))))
+    yield Join((yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS)),), (None,))))
 
 
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
         (ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as the algorithm starts .*, got 2 str"),
-        (joining(Forward("target", (5, 6), 2, 0, LAYERS, after=(-1, 0))), "makes plain passes of one text alone; .* for others"),
+        (joining(Forward("target", (5, 6), 2, LayerSpan(0, LAYERS), tree=(-1, 0))), "of one sequence alone; .* for others"),
         (joining(child()), "units must be more, as the algorithm has more processes at once, got 2 streams; make more of them"),
         (ppd.decode(ppd.Parameters(6, 3, 1), [3], 8), "layers of the target must be 5, as llama target has, got at least 6"),
         (speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "the target alone, .* asks for the draft"),
-        (beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "over streams makes plain passes of one text alone"),
+        (beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "makes plain passes of one sequence alone"),
     ],
 )  # fmt: skip
 def test_a_run_that_it_is_not_for_is_refused(steps: Any, said: str) -> None:
@@ -392,10 +393,10 @@ def test_the_stand_in_finds_what_is_out_of_order() -> None:
 
 def test_who_is_taken_over_late_is_refused() -> None:
     def steps() -> Steps:
-        yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
-        [sub] = yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (1,))
+        yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
+        [sub] = yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS)),), (1,))
         yield Join((sub,))
-        yield Join((yield Fork((Forward("target", (6,), 2, 0, LAYERS),), (1,))))
+        yield Join((yield Fork((Forward("target", (6,), 2, LayerSpan(0, LAYERS)),), (1,))))
         yield Adopt(sub, 2, LAYERS)
 
     with pytest.raises(CacheError, match="a single pass, before its starter starts others"):
@@ -411,7 +412,7 @@ def test_who_has_not_ended_is_not_taken_over(defect: Callable[[], Steps], messag
 def test_who_is_started_before_anything_else_still_comes_behind_its_starter() -> None:
     """No rows are read, but what was there before: here the tokens on the device, which have just been put there."""
     def steps() -> Steps:
-        [sub] = yield Fork((Forward("target", (5,), 0, 0, LAYERS),), (1,))
+        [sub] = yield Fork((Forward("target", (5,), 0, LayerSpan(0, LAYERS)),), (1,))
         yield Join((sub,))
         yield Commit("token", (5,))
 
@@ -423,11 +424,11 @@ def test_who_is_started_before_anything_else_still_comes_behind_its_starter() ->
 
 def test_who_is_taken_over_without_a_join_is_waited_for_there() -> None:
     def steps() -> Steps:
-        out = yield Forward("target", (3, 4), 0, 0, 3)
-        [sub] = yield Fork((Forward("target", (5,), 2, 0, 1),), (1,))
-        yield Forward("target", (3, 4), 0, 3, LAYERS, out)  # longer than the other: that has ended when this has
+        out = yield Forward("target", (3, 4), 0, LayerSpan(0, 3))
+        [sub] = yield Fork((Forward("target", (5,), 2, LayerSpan(0, 1)),), (1,))
+        yield Forward("target", (3, 4), 0, LayerSpan(3, LAYERS), out)  # longer than the other: that has ended when this has
         out = yield Adopt(sub, 2, 1)
-        out = yield Forward("target", (5,), 2, 1, LAYERS, out, 1)
+        out = yield Forward("target", (5,), 2, LayerSpan(1, LAYERS), out, heads=1)
         yield Commit("token", ((yield Read("next", out)),))
 
     device = Device()
@@ -441,21 +442,21 @@ def test_who_is_taken_over_without_a_join_is_waited_for_there() -> None:
 def test_what_is_read_on_a_stream_is_not_used_again_on_the_other(how: str) -> None:
     """Also where it is another process that starts the next one there, and knows nothing of who reads what."""
     def other() -> Steps:
-        yield Forward("target", (7,), 2, 0, LAYERS)
-        yield Join((yield Fork((Forward("target", (9,), 3, 0, 2),), (2,))))
+        yield Forward("target", (7,), 2, LayerSpan(0, LAYERS))
+        yield Join((yield Fork((Forward("target", (9,), 3, LayerSpan(0, 2)),), (2,))))
 
     def steps() -> Steps:
-        out = yield Forward("target", (3, 4), 0, 0, 3)
-        _, sub = yield Fork((other(), Forward("target", (5,), 2, 0, 1)), (1, 2))
-        yield Forward("target", (3, 4), 0, 3, LAYERS, out)
+        out = yield Forward("target", (3, 4), 0, LayerSpan(0, 3))
+        _, sub = yield Fork((other(), Forward("target", (5,), 2, LayerSpan(0, 1))), (1, 2))
+        yield Forward("target", (3, 4), 0, LayerSpan(3, LAYERS), out)
         taken = [(yield Adopt(sub, 2, 1))] if how.startswith("taken") else [*(yield Join((sub,)))]
-        yield Fork((Forward("target", (8,), 2, 0, 1),), (3,))  # now rows of the first are let go of
-        yield Forward("target", (5,), 2, 0, 1)
+        yield Fork((Forward("target", (8,), 2, LayerSpan(0, 1)),), (3,))  # now rows of the first are let go of
+        yield Forward("target", (5,), 2, LayerSpan(0, 1))
         if how.endswith("later"):
-            yield Forward("target", (5,), 2, 1, 2, taken.pop())
-            yield Forward("target", (8,), 2, 0, 1)
-            yield Forward("target", (5,), 2, 0, 1)  # now its states are
-        yield Forward("target", (5,), 2, 0, LAYERS)
+            yield Forward("target", (5,), 2, LayerSpan(1, 2), taken.pop())
+            yield Forward("target", (8,), 2, LayerSpan(0, 1))
+            yield Forward("target", (5,), 2, LayerSpan(0, 1))  # now its states are
+        yield Forward("target", (5,), 2, LayerSpan(0, LAYERS))
         yield Commit("token", (1,))
 
     device = Device()
@@ -466,9 +467,9 @@ def test_what_is_read_on_a_stream_is_not_used_again_on_the_other(how: str) -> No
 
 def test_two_streams_are_looked_at_in_one_read() -> None:
     def steps() -> Steps:
-        out = yield Forward("target", (3, 4), 0, 0, 3)
-        subs = yield Fork((Forward("target", (5,), 2, 0, 3, None, 1),), (1,))
-        out = yield Forward("target", (3, 4), 0, 3, LAYERS, out, 1)
+        out = yield Forward("target", (3, 4), 0, LayerSpan(0, 3))
+        subs = yield Fork((Forward("target", (5,), 2, LayerSpan(0, 3), None, heads=1),), (1,))
+        out = yield Forward("target", (3, 4), 0, LayerSpan(3, LAYERS), out, heads=1)
         [other] = yield Join(subs)
         yield Commit("token", ((yield Read("residual", other, against=out)),))
 
@@ -480,10 +481,10 @@ def test_two_streams_are_looked_at_in_one_read() -> None:
 def test_stopped_ones_hold_what_they_read() -> None:
     """The main process moves its rows while a sub-process that was stopped may still read where they were."""
     def steps() -> Steps:
-        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+        out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
         for place in range(2, 10):
-            subs = yield Fork((Forward("target", (5,), place, 0, LAYERS),), (1,))
-            out = yield Forward("target", (6,), place, 0, LAYERS, None, 1)
+            subs = yield Fork((Forward("target", (5,), place, LayerSpan(0, LAYERS)),), (1,))
+            out = yield Forward("target", (6,), place, LayerSpan(0, LAYERS), None, heads=1)
             yield Stop(subs)
             yield Commit("token", ((yield Read("next", out)),))
 
@@ -499,15 +500,15 @@ def test_each_stretch_of_time_says_whose_it_was() -> None:
     lanes = Lanes(decoder_of("llama"), 3, Device())
 
     def steps() -> Steps:
-        out = yield Forward("target", (3, 4), 0, 0, LAYERS, heads=1)
+        out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), heads=1)
         token = yield Read("next", out)
-        wide = Forward("target", (6, 7), 2, 0, LAYERS, after=(-1, -1))
-        one, other = yield Fork((Forward("target", (5,), 2, 0, LAYERS, heads=1), wide), (2, None))
+        wide = Forward("target", (6, 7), 2, LayerSpan(0, LAYERS), tree=(-1, -1))
+        one, other = yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS), heads=1), wide), (2, None))
         made, _ = yield Join((one, other))
         yield Adopt(one, 2, LAYERS)
         second = yield Read("next", made)
-        out = yield Forward("target", (8,), 3, 0, 2)
-        out = yield Forward("target", (8,), 3, 2, 2, out, heads=1)
+        out = yield Forward("target", (8,), 3, LayerSpan(0, 2))
+        out = yield Forward("target", (8,), 3, LayerSpan(2, 2), out, heads=1)
         third = yield Read("next", out)
         yield Commit("token", (token, second, third))
 
@@ -533,11 +534,12 @@ def test_each_stretch_of_time_says_whose_it_was() -> None:
 
 
 @pytest.mark.parametrize(("step", "said"), [
-    *((Forward("target", (5, 6), 2, 0, LAYERS, **more), "over streams makes plain passes of one text alone; the algorithm asks for")
-      for more in ({"texts": (0, 1)}, {"gaps": ((1, 2),)}, {"rows_only": True}, {"compared": 1}, {"unit": 1}, {"after": (-1, 0)},
-                   {"after": (-1, -1), "heads": 2})),
-    (Forward("target", (5, 6), 2, 1, LAYERS, after=(-1, -1)), "over streams makes plain passes of one text alone"),
-    (Forward("draft", (5,), 2, 0, 1), "over streams has the target alone, and the algorithm asks for the draft model"),
+    *((Forward("target", (5, 6), 2, LayerSpan(0, LAYERS))._replace(**more), "over streams makes plain passes of one sequence")
+      for more in ({"batch": Batch.uniform((0, 1), 2)}, {"layers": LayerSpan(0, LAYERS, ((1, 2),))},
+                   {"layers": LayerSpan(0, LAYERS, kv_only=True)}, {"compared": 1}, {"unit": 1}, {"tree": (-1, 0)},
+                   {"tree": (-1, -1), "heads": 2})),
+    (Forward("target", (5, 6), 2, LayerSpan(1, LAYERS), tree=(-1, -1)), "makes plain passes of one sequence alone"),
+    (Forward("draft", (5,), 2, LayerSpan(0, 1)), "over streams has the target alone, and the algorithm asks for the draft model"),
 ])  # fmt: skip
 def test_passes_that_no_method_makes_on_streams_are_refused(step: Forward, said: str) -> None:
     with pytest.raises(ParameterError, match=said):
@@ -547,11 +549,11 @@ def test_passes_that_no_method_makes_on_streams_are_refused(step: Forward, said:
 @pytest.mark.parametrize("unit", [0, 2, 1])
 def test_a_process_is_on_a_unit_that_there_is(unit: int) -> None:
     def steps(heirs: bool = False) -> Steps:
-        out = yield Forward("target", (3, 4), 0, 0, LAYERS, heads=1)
-        subs = yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (unit,))
+        out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), heads=1)
+        subs = yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS)),), (unit,))
         yield Join(subs)
         if heirs:
-            yield Fork((Forward("target", (5,), 2, 0, LAYERS),), (unit,), subs)
+            yield Fork((Forward("target", (5,), 2, LayerSpan(0, LAYERS)),), (unit,), subs)
         yield Commit("token", ((yield Read("next", out)),))
 
     run = Streams(Lanes(decoder_of("llama"), 2, Device()))

@@ -27,7 +27,7 @@ from model.base.checks import ParameterError
 from model.logs import measured_runs
 from model.logs.spans import of_main
 from model.methods.ppd import algorithm as ppd
-from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from model.steps import CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 from tests.calibrate.test_over_processes import BATCHED, CHOICES, LAYERS, NESTED, as_believed
 from tests.support import real_models
 from tests.support.real_models import SOURCE
@@ -257,10 +257,10 @@ def test_a_pass_that_may_be_stopped_is_launched_a_little_ahead(cuda: Cuda) -> No
 def stopping() -> Steps:
     """A sub-process is stopped at once, round after round, while the main process goes on."""
     at = 2
-    out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+    out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
     while True:
-        subs = yield Fork((Forward("target", (5,), at, 0, LAYERS),), (1,))
-        out = yield Forward("target", (7,), at, 0, LAYERS, None, 1)
+        subs = yield Fork((Forward("target", (5,), at, LayerSpan(0, LAYERS)),), (1,))
+        out = yield Forward("target", (7,), at, LayerSpan(0, LAYERS), None, heads=1)
         yield Stop(subs)
         yield Commit("token", ((yield Read("next", out)),))
         at += 1
@@ -295,8 +295,8 @@ def test_weights_are_shared_by_those_on_the_same_gpu(cuda: Cuda) -> None:
 
 def test_a_failing_process_is_told_of(cuda: Cuda) -> None:
     def asking() -> Steps:
-        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
-        yield Join((yield Fork((Forward("target", (10**6,), 2, 0, LAYERS),), (1,))))
+        out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
+        yield Join((yield Fork((Forward("target", (10**6,), 2, LayerSpan(0, LAYERS)),), (1,))))
         yield Commit("token", ((yield Read("next", out)),))
 
     with started(on_gpus(), 2, 16, pin=False, devices=TWO) as pool:  # noqa: SIM117

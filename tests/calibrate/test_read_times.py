@@ -142,7 +142,7 @@ def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypat
     often = dict.fromkeys(READS, 3) | {"next": 3 * 4 + 2 * 3, "beams": 2}
     often |= dict.fromkeys(("confidence", "saturation"), 3 + 2 * LAYERS)
     assert Counter(each.kind for each in at_12) == often
-    assert Counter(len(step.tokens) for step in costs.passes if step.rows_only) == dict.fromkeys((1, 2, 4, 8), 3)
+    assert Counter(len(step.tokens) for step in costs.passes if step.layers.kv_only) == dict.fromkeys((1, 2, 4, 8), 3)
     assert {each.kind for each in costs.asked} == {*READS}
     assert {kind: each.token for kind, each in asked.items() if each.token is not None} == {"probability": 7, "distance": 7}
     assert [kind for kind, each in asked.items() if each.against is not None] == ["residual"]
@@ -150,9 +150,13 @@ def test_every_part_of_a_round_takes_what_its_steps_take(costs: Costs, monkeypat
     assert (asked["top"].width, asked["next"].width) == (3, 1)
     assert {each.offset for each in costs.asked} == {-1}
     # Layer by layer twice, and then whole: never where the last token's were, and always behind as many positions.
-    alone = [step.at for step in costs.passes if step.compared and step.last == step.first + 1]
+    alone = [step.at for step in costs.passes if step.compared and step.layers.last == step.layers.first + 1]
     assert alone == [12 + turn % 2 for turn in range(3) for _ in range(2 * LAYERS)]
-    whole = [step for step in costs.passes if (step.tokens, step.first, step.last, step.compared) == ((5,), 0, LAYERS, False)]
+    whole = [
+        step
+        for step in costs.passes
+        if (step.tokens, step.layers.first, step.layers.last, step.compared) == ((5,), 0, LAYERS, False)
+    ]
     assert [(step.at, step.heads) for step in whole if step.at >= 12] == [(12 + turn % 2, 1) for turn in range(3)]
     for count in ("1", "3"):  # what plain decoding has besides its passes is none of it
         births = []
@@ -202,9 +206,9 @@ def test_passes_behind_pauses_and_few_layers_take_what_they_take(costs: Costs, m
     assert found["short_us"] == {str(few): pytest.approx([mean(*(1 + layer_us(layer, 1) for layer in range(few)))] * 3, abs=0.01)
                                  for few in (1, 2, 4, 5)}  # fmt: skip
     assert costs.samples == [4] * 6 + [2] * 6 + [4] * 4
-    single = [step.at for step in costs.passes[1:] if len(step.tokens) == 1 and step.last == LAYERS]
+    single = [step.at for step in costs.passes[1:] if len(step.tokens) == 1 and step.layers.last == LAYERS]
     assert single == [12, 13] * (len(single) // 2)  # never where the last pass was
-    assert {step.heads for step in costs.passes[1:] if step.last == LAYERS} == {0, 1}
+    assert {step.heads for step in costs.passes[1:] if step.layers.last == LAYERS} == {0, 1}
     whole_only = costs.passes[1 : 1 + 6 * 6 + 6 * 4]
     assert {(step.heads, len(step.tokens)) for step in whole_only} == {(1, 1), (1, 4), (1, 9)}
     for name, value in (("GAPS", ()), ("WIDE", ()), ("SHORT", (1, LAYERS, LAYERS + 1))):

@@ -22,7 +22,7 @@ from model.logs.decoding import Answered, Decoding, drafting, question
 from model.logs.read_log import DecisionLog
 from model.logs.replay import Replayed, UnloggedError
 from model.methods import registry
-from model.steps import Commit, Forward, Read
+from model.steps import Batch, Commit, Forward, LayerSpan, Read
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from tests.support import real_models
@@ -218,7 +218,7 @@ def test_another_answer_is_another_run() -> None:
 
 
 def test_answers_to_one_question_come_in_the_order_that_they_were_given() -> None:
-    step = Forward("draft", (7, 8), 4, 0, 2, heads=1)
+    step = Forward("draft", (7, 8), 4, LayerSpan(0, 2), heads=1)
     read = Read("uniform", step)
     world = Replayed([Answered(question(read, step), each) for each in (0.25, 0.5)])
     assert [world.read(read), world.read(read)] == [0.25, 0.5]
@@ -228,7 +228,7 @@ def test_answers_to_one_question_come_in_the_order_that_they_were_given() -> Non
 
 def test_questions_differ_by_all_that_is_asked() -> None:
     """Each of these changes makes it another question; a question and its answer have the same fields."""
-    step = Forward("target", (7, 8, 9), 4, 0, 5, heads=3)
+    step = Forward("target", (7, 8, 9), 4, LayerSpan(0, 5), heads=3)
     one = question(Read("probability", step, -2, token=3), step)
     assert one.tail == (7, 8, 9)
     others = [
@@ -236,11 +236,11 @@ def test_questions_differ_by_all_that_is_asked() -> None:
         question(Read("probability", step, -2, token=4), step),
         question(Read("probability", step, -2, token=3), step._replace(role="draft")),
         question(Read("probability", step, -2, token=3), step._replace(at=5)),
-        question(Read("probability", step, -2, token=3), step._replace(last=4)),
+        question(Read("probability", step, -2, token=3), step._replace(layers=LayerSpan(0, 4))),
         question(Read("probability", step, -2, token=3), step._replace(tokens=(1, 8, 9))),
         question(Read("top", step, -2, 3), step), question(Read("top", step, -2, 4), step),
         question(Read("beams", step, hypotheses=((0, -1.0),)), step), question(Read("beams", step, hypotheses=((0, -2.0),)), step),
-        question(Read("probability", step, -2, token=3), step._replace(texts=(2,))),
+        question(Read("probability", step, -2, token=3), step._replace(batch=Batch.uniform((2,), 4, 3, 3))),
     ]  # fmt: skip
     assert len({one, *others}) == len(others) + 1
 

@@ -15,6 +15,7 @@ from calibrate.devices import clocks
 from calibrate.timing import library_pass, profile_from_timings, single_pass
 from calibrate.timing.single_pass import Effort, Point
 from model.base.checks import ParameterError
+from model.steps import Batch, LayerSpan
 from tests.support import real_models
 from tests.support.clockwork import Ticking
 from tests.support.tiny_configurations import built
@@ -261,9 +262,10 @@ def interpreted(width: int, context: int, batch: int, unequal: bool = False, kin
     asked: list[Any] = []
     run = decoder.run
 
-    def noted(tokens: tuple[int, ...], at: int, first: int, last: int, *more: Any, **how: Any) -> Any:
-        asked.append((tokens, at, first, last, how["batch"], how["places"]))
-        return run(tokens, at, first, last, *more, **how)
+    def noted(tokens: tuple[int, ...], at: int, layers: LayerSpan, *more: Any, batch: Batch | None, **how: Any) -> Any:
+        positions = () if batch is None or batch.aligned else batch.positions
+        asked.append((tokens, at, layers.first, layers.last, 1 if batch is None else len(batch.sequences), positions))
+        return run(tokens, at, layers, *more, batch=batch, **how)
 
     decoder.run = noted
     model: Any = SimpleNamespace(
@@ -310,7 +312,7 @@ def test_texts_of_a_batch_are_at_places_of_their_own_where_drafts_are_made_or_ve
         first, second = asked[-2:]
         assert first == (tokens, min(places, default=context), 0, depth, 3, places)
         assert second == (tokens, min(places, default=context) + 1, 0, depth, 3, tuple(each + 1 for each in places))
-        assert work.texts == (0, 1, 2)
+        assert work.sequences == (0, 1, 2)
         if context:
             assert asked[1] == (tuple(range(3, 3 + 18)), 0, 0, depth, 3, ())
     with pytest.raises(ParameterError, match="batch must be 1 with an encoder-decoder such as t5, got 2"):

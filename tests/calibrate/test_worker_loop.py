@@ -28,7 +28,7 @@ from calibrate.workers.worker_loop import (
     Orders,
     SharedState,
 )
-from model.steps import CacheError
+from model.steps import CacheError, LayerSpan
 from tests.support import real_models
 from tests.support.workers import tiny
 
@@ -53,7 +53,7 @@ def test_weights_begin_at_multiples_of_64_bytes_heads_included() -> None:
     assert worker_loop.fingerprint(decoder)[3] == [(2, [0.0, 29.0 * 16 - 1]), (3, [1.0, 1.0])]
     assert len(worker_loop.fingerprint(decoder)[2]) == len(now) - 2
     rows: Any = decoder.rows()
-    decoder.run((0,), 0, 0, LAYERS, rows)
+    decoder.run((0,), 0, LayerSpan(0, LAYERS), rows)
     rows.layers[0].keys = rows.layers[0].keys[..., :2]
     decoder.rows, decoder.run = lambda: rows, lambda *_: None  # type: ignore[method-assign,assignment]
     with pytest.raises(CacheError, match="layers hold keys and values of unequal shapes, which cannot lie in one buffer"):
@@ -189,7 +189,7 @@ def told(board: Board, place: int, count: int, command: Command, stopped: int = 
 def test_a_worker_makes_the_passes_that_it_is_told_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, end, board, memory = working(monkeypatch)
     decoder = real_models.decoders("llama")["target"]
-    states = decoder.run((3, 4), 0, 0, LAYERS, decoder.rows())
+    states = decoder.run((3, 4), 0, LayerSpan(0, LAYERS), decoder.rows())
     now = iter(range(10, 100))
     monkeypatch.setattr(worker_loop, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
     believed = worker_loop.believed_of(b"")

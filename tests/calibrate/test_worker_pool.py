@@ -32,7 +32,7 @@ from calibrate.workers.worker_loop import (
 )
 from calibrate.workers.worker_pool import Flight, Pool, Post, ProcessError, started
 from model.base.checks import ParameterError
-from model.steps import CacheError, Forward
+from model.steps import CacheError, Forward, LayerSpan
 from tests.support import real_models, workers
 from tests.support.workers import tiny
 
@@ -260,7 +260,10 @@ def test_commands_that_cannot_be_given_are_said() -> None:
     worker.alive = True
     with pytest.raises(ProcessError, match="a worker process is gone"), pool._guarded():
         raise EOFError
-    assert Flight(None, Forward("target", (3, 4), 0, 0, LAYERS), Command(1, (3,), 0, 0, 1, 0, None, (), 0), 0, 0.0).stopped is False
+    assert (
+        Flight(None, Forward("target", (3, 4), 0, LayerSpan(0, LAYERS)), Command(1, (3,), 0, 0, 1, 0, None, (), 0), 0, 0.0).stopped
+        is False
+    )
     assert (LENGTH, GONE) == (2, -1)
 
 

@@ -33,7 +33,7 @@ from calibrate.workers.worker_loop import (
 from calibrate.workers.worker_pool import Flight, Post, ProcessError
 from model.base.checks import ParameterError
 from model.methods.ppd import algorithm as ppd
-from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 from tests.support import real_models
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -97,7 +97,7 @@ def ran(pool: Any, steps: Steps, tokens: int = 1, record: bool = True, **more: A
 
 
 def whole(at: int = 0, tokens: tuple[int, ...] = (3, 4), **more: Any) -> Forward:
-    return Forward("target", tokens, at, 0, LAYERS, **more)
+    return Forward("target", tokens, at, LayerSpan(0, LAYERS), **more)
 
 
 def test_each_stretch_of_time_says_whose_it_was(three: Any) -> None:
@@ -150,8 +150,8 @@ def test_rows_that_are_still_being_made_are_waited_for_layer_by_layer(three: Any
 
     def steps() -> Steps:
         yield whole()
-        subs = yield Fork((Forward("target", (5,), 3, 0, 3),), (1,))
-        out = yield Forward("target", (9,), 2, 0, 4, heads=1)
+        subs = yield Fork((Forward("target", (5,), 3, LayerSpan(0, 3)),), (1,))
+        out = yield Forward("target", (9,), 2, LayerSpan(0, 4), heads=1)
         yield Join(subs)
         yield Commit("token", ((yield Read("next", out)),))
 
@@ -203,8 +203,8 @@ def nested() -> Steps:
 
 def crossing() -> Steps:
     """A pass goes on, on another unit than the one that made it."""
-    out = yield Forward("target", (3, 4), 0, 0, 3)
-    yield Join((yield Fork((Forward("target", (3, 4), 0, 3, LAYERS, out),), (1,))))
+    out = yield Forward("target", (3, 4), 0, LayerSpan(0, 3))
+    yield Join((yield Fork((Forward("target", (3, 4), 0, LayerSpan(3, LAYERS), out),), (1,))))
 
 
 def two_at_once() -> Steps:
@@ -251,8 +251,8 @@ def overwriting() -> Steps:
     """What a worker has yet to copy is replaced."""
     yield whole()
     yield Fork((whole(2, (5,)),), (1,))
-    yield Read("next", (yield Forward("target", (7,), 2, 0, LAYERS, heads=1)))
-    yield Forward("target", (8,), 1, 0, LAYERS)
+    yield Read("next", (yield Forward("target", (7,), 2, LayerSpan(0, LAYERS), heads=1)))
+    yield Forward("target", (8,), 1, LayerSpan(0, LAYERS))
 
 
 def homeless() -> Steps:
@@ -272,12 +272,13 @@ def homeless() -> Steps:
     (forked(whole(2, (5,)), where=(3,)), ParameterError, "units must be at least 4, as .* on unit 3, got 3; start more"),
     (forked(whole(2, (5,)), where=(0,)), ParameterError, "units must be at least 1, as"),
     (forked(whole(15, (5, 6))), ParameterError, "must fit the capacity=16, got at least 17 positions; start the processes with"),
-    (forked(Forward("target", (5,), 2, 0, LAYERS + 1)), ParameterError, "layers of the target must be 5, as .* got at least 6"),
-    (forked(Forward("draft", (5,), 2, 0, 1)), ParameterError, "has the target alone, and the algorithm asks for the draft model"),
-    *((forked(whole(2, (5, 6), **more)), ParameterError, "makes plain passes of one text alone; the algorithm asks for others")
-      for more in ({"texts": (0, 1)}, {"gaps": ((1, 2),)}, {"rows_only": True}, {"compared": 1}, {"unit": 1}, {"after": (-1, 0)},
-                   {"after": (-1, -1), "heads": 2})),
-    (forked(Forward("target", (5, 6), 2, 1, LAYERS, after=(-1, -1))), ParameterError, "makes plain passes of one text alone"),
+    (forked(Forward("target", (5,), 2, LayerSpan(0, LAYERS + 1))), ParameterError, "layers of the target must be 5, .* at least 6"),
+    (forked(Forward("draft", (5,), 2, LayerSpan(0, 1))), ParameterError, "target alone, and .* asks for the draft model"),
+    *((forked(whole(2, (5, 6))._replace(**more)), ParameterError, "makes plain passes of one sequence alone; .* for others")
+      for more in ({"batch": Batch.uniform((0, 1), 2)}, {"layers": LayerSpan(0, LAYERS, ((1, 2),))},
+                   {"layers": LayerSpan(0, LAYERS, kv_only=True)}, {"compared": 1}, {"unit": 1}, {"tree": (-1, 0)},
+                   {"tree": (-1, -1), "heads": 2})),
+    (forked(Forward("target", (5, 6), 2, LayerSpan(1, LAYERS), tree=(-1, -1))), ParameterError, "passes of one sequence alone"),
 ])  # fmt: skip
 def test_what_an_algorithm_must_not_ask_for_is_said(three: Any, steps: Steps, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
@@ -290,7 +291,7 @@ def test_what_an_algorithm_must_not_ask_for_is_said(three: Any, steps: Steps, er
 def test_the_last_position_and_the_last_unit_may_be_used(three: Any) -> None:
     def steps() -> Steps:
         out = yield whole(heads=1)
-        yield Join((yield Fork((whole(2, (5,) * 14), whole(2, (5, 6), after=(-1, -1))), (2, 1))))
+        yield Join((yield Fork((whole(2, (5,) * 14), whole(2, (5, 6), tree=(-1, -1))), (2, 1))))
         yield Commit("token", ((yield Read("next", out)),))
 
     run = ran(three, steps())
@@ -318,7 +319,7 @@ def test_who_may_be_anywhere_waits_for_the_first_unit_that_is_free(three: Any) -
     def steps() -> Steps:
         out = yield whole(heads=1)
         subs = yield Fork(tuple(map(body, "abcd")), (None,) * 4)
-        yield Forward("target", (7,), 2, 0, LAYERS)
+        yield Forward("target", (7,), 2, LayerSpan(0, LAYERS))
         yield Stop((subs[2],))
         yield Join((subs[0], subs[1], subs[3]))
         yield Commit("token", ((yield Read("next", out)),))
@@ -409,7 +410,7 @@ def test_who_goes_on_behind_a_stop_takes_the_others_along_when_stopped() -> None
     def steps() -> Steps:
         out = yield whole(heads=1)
         [tasks_outer] = yield Fork((outer(),), (1,))
-        yield Forward("target", (9,), 2, 0, LAYERS)
+        yield Forward("target", (9,), 2, LayerSpan(0, LAYERS))
         yield Join((yield Fork((whole(3, (8,)),), (4,))))
         assert [each.stopped for each in tasks] == [True, False]
         assert tasks_outer.started == [tasks[1]]
@@ -491,7 +492,7 @@ def test_one_of_several_hypotheses_is_taken_over(three: Any) -> None:
 
     def steps() -> Steps:
         yield whole()
-        subs = yield Fork((whole(2, (5, 6), after=(-1, -1)),), (1,))
+        subs = yield Fork((whole(2, (5, 6), tree=(-1, -1)),), (1,))
         yield Join(subs)
         calls.clear()
         taken = three.memory.rows[1][..., 3, :].clone()
@@ -580,7 +581,7 @@ def test_nothing_is_asked_behind_the_last_token(three: Any) -> None:
     def steps() -> Steps:
         out = yield whole(heads=1)
         yield Fork((whole(2, (5,)), whole(2, (6,))), (1, 2))
-        out = yield Forward("target", (4,), 1, 0, LAYERS, heads=1)
+        out = yield Forward("target", (4,), 1, LayerSpan(0, LAYERS), heads=1)
         yield Commit("token", ((yield Read("next", out)),))
         raise AssertionError("it is over")
 
@@ -616,7 +617,7 @@ def test_who_is_started_is_started_before_anything_is_waited_for_stopped_or_take
     def without_layers() -> Steps:
         yield whole()
         yield Fork((whole(3, (6,)),), (1,))
-        yield Forward("target", (7,), 2, 0, 0)
+        yield Forward("target", (7,), 2, LayerSpan(0, 0))
         yield whole(2, (7,))
 
     for early in (adopting, without_layers):
@@ -694,7 +695,7 @@ def test_the_main_process_looks_up_from_its_pass_only_where_others_may_want_it_t
         subs = yield Fork((whole(3, (5,)),), (1,))  # it reads rows that are there
         yield whole(3, (5,))
         yield Join(subs)
-        subs = yield Fork((Forward("target", (5,), 5, 0, 3),), (1,))  # it reads rows of this pass
+        subs = yield Fork((Forward("target", (5,), 5, LayerSpan(0, 3)),), (1,))  # it reads rows of this pass
         yield whole(4, (5,))
         yield Join(subs)
         subs = yield Fork((process(),), (1,))
@@ -721,7 +722,7 @@ def test_rows_are_kept_for_who_has_yet_to_copy_them(
     command = Command(1, (5,), 2, low, high, 0, None, (MissingRows(source, low, high, 0, stop),), 0)
     flight = Flight(task, whole(2), command, 0, 0.0)
     three.posts[2].flights.append(flight)
-    step = Forward("target", (7,), 1, 1, 3)
+    step = Forward("target", (7,), 1, LayerSpan(1, 3))
     if refused:
         with pytest.raises(CacheError, match="target: a pass at position 1 replaces rows that a sub-process is copying"):
             run._protect(0, step)

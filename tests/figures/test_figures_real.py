@@ -24,7 +24,7 @@ from model.interpret.account import Account
 from model.logs.decoding import Decoding
 from model.logs.position_log import PositionLog
 from model.methods.speculative import rates_from_logs
-from model.steps import Commit, Forward
+from model.steps import Commit, Forward, LayerSpan
 from tests.figures.test_figures_speculative import inside, xy
 from tests.figures.test_figures_tradeoff import lines, words
 from tests.support import figure_checks
@@ -286,7 +286,7 @@ def test_rows_of_quality_that_cannot_be_drawn_are_refused() -> None:
 
 def decoded() -> tuple[Decoding, list[str]]:
     account = Account()
-    account.add(Forward("target", (7,), 0, 0, 4, heads=1))
+    account.add(Forward("target", (7,), 0, LayerSpan(0, 4), heads=1))
     commits = (Commit("round", (1, 2, 3), 4), Commit("round", (4,), 4), Commit("round", (5, 6), 1))
     settings = {"layers": 4, "draft_length": 4, "placement": "colocated", "draft_layers": 1, "sampled": False}
     made = Decoding("speculative", settings, (9,), 6, commits, account)
@@ -489,7 +489,7 @@ def test_a_text_and_its_writers_by_hand() -> None:
     }  # fmt: skip
     account = Account()
     for role in ("target", "target", "draft"):
-        account.add(Forward(role, (7,), 0, 0, 4, heads=1))
+        account.add(Forward(role, (7,), 0, LayerSpan(0, 4), heads=1))
     kinds = ("mine", "token", "match")
     made = Decoding("ppd", {"k": 3, "left": None, "on": False}, (9,), 3,
                     tuple(Commit(kind, (number,), 4) for number, kind in enumerate(kinds)), account)  # fmt: skip

@@ -160,7 +160,7 @@ def test_a_timeline_has_room_for_two_hundred_units() -> None:
     last = pl.DataFrame([(199, 0.0, 1.0, "forward", 0, 0, 0, 40, "kept")], schema=test_figures.SCHEMA, orient="row")
     rows, names = timeline.prepared(last)
     assert names == [f"unit {unit}" for unit in range(200)]
-    assert rows.select("unit", "kind", "role", "width", "depth", "rows_only", "lane", "lanes").rows() == [
+    assert rows.select("unit", "kind", "role", "width", "depth", "kv_only", "lane", "lanes").rows() == [
         (199, "kept", "target", 1, 0, False, 0, 1)
     ]
     with pytest.raises(ParameterError, match="room for at most 200 units, got 201; draw fewer, or export a trace"):

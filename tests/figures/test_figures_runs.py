@@ -31,7 +31,7 @@ from model.methods import registry
 from model.methods.bild.threshold_decisions import synthetic
 from model.methods.skipdecode import theory as skipdecode
 from model.published import skipdecode_analysis
-from model.steps import Forward
+from model.steps import Batch, Forward, LayerSpan
 from sim.runs import run_report, trace
 from sim.runs.sweep import resolve
 from tests.figures.test_figures_speculative import inside, xy
@@ -338,7 +338,16 @@ def test_plain_decoding_s_work_is_what_its_passes_come_to(compared: pl.DataFrame
         lengths = [34, 12, 20, 27, 34, 5, 30, 18][start : start + 4]
         for place in range(max(lengths)):
             texts = tuple(index for index, length in enumerate(lengths) if length > place)
-            account.add(Forward("target", (0,) * len(texts), place, 0, 24, heads=len(texts), texts=texts))
+            account.add(
+                Forward(
+                    "target",
+                    (0,) * len(texts),
+                    place,
+                    LayerSpan(0, 24),
+                    heads=len(texts),
+                    batch=Batch.uniform(texts, place, heads=1),
+                )
+            )
     expected = account.bill({"target": preset("opt-1.3b")})
     found = rows.filter(sequences=4).row(0, named=True)
     assert found["plain_flops_per_token"] == pytest.approx(expected.flops / 180)

@@ -170,7 +170,7 @@ def test_texts_that_put_out_each_its_own_are_told_together() -> None:
 
 def test_keys_and_values_of_skipped_layers_are_no_layers() -> None:
     run = record("early-exit", point=1, tokens=4)
-    rows = [row for row in run.intervals if row.rows_only]
+    rows = [row for row in run.intervals if row.kv_only]
     assert rows
     figure = drawn(run)
     found = sorted((start, end) for label, start, end, _ in bars(figure) if label == "rows")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.interpret.account import Account, Bill, Totals, Work, bill, context_of, kind_of
+from model.interpret.account import Account, Bill, Kind, Totals, Work, bill, context_of, kind_of
 from model.interpret.interpreter import count
 from model.interpret.world import DraftOutcomes, World
 from model.methods.adaptive import algorithm as policies
@@ -27,7 +27,7 @@ from model.methods.rounds import Rounds, starts
 from model.methods.speculative import algorithm as drafting
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import ByPosition, Iid, Replay
-from model.steps import Forward
+from model.steps import Batch, Forward, LayerSpan
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
 from tests.support.exact import near
@@ -40,27 +40,27 @@ BITS = st.lists(st.booleans(), min_size=1, max_size=20)
 
 def test_what_a_pass_attends_to_and_reads() -> None:
     """Each token sees itself and all before it; what is read is read once, but for each text of a batch its own."""
-    assert context_of(Forward("target", (7,), 0, 0, 4)) == (1, 1)
-    assert context_of(Forward("target", (7, 8, 9), 5, 0, 4)) == (6 + 7 + 8, 8)
-    tree = Forward("target", (7, 8, 9), 5, 0, 4, after=(-1, -1, 0))
+    assert context_of(Forward("target", (7,), 0, LayerSpan(0, 4))) == (1, 1)
+    assert context_of(Forward("target", (7, 8, 9), 5, LayerSpan(0, 4))) == (6 + 7 + 8, 8)
+    tree = Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), tree=(-1, -1, 0))
     assert context_of(tree) == (6 + 6 + 7, 8)
-    assert context_of(Forward("target", (7, 8), 5, 0, 4, texts=(0, 3))) == (6 + 6, 6 + 6)
-    assert context_of(Forward("target", (7, 8), 5, 0, 4, texts=(3,))) == (6 + 7, 7)
+    assert context_of(Forward("target", (7, 8), 5, LayerSpan(0, 4), batch=Batch.uniform((0, 3), 5))) == (6 + 6, 6 + 6)
+    assert context_of(Forward("target", (7, 8), 5, LayerSpan(0, 4), batch=Batch.uniform((3,), 5, 2))) == (6 + 7, 7)
 
 
 def test_positions_of_a_batch_are_one() -> None:
-    step = Forward("target", (7, 8), 5, 0, 4, texts=(0, 3))
+    step = Forward("target", (7, 8), 5, LayerSpan(0, 4), batch=Batch.uniform((0, 3), 5))
     assert ([*step.positions], step.end) == ([5, 5], 6)
-    alone = Forward("target", (7, 8), 5, 0, 4, texts=(3,))
+    alone = Forward("target", (7, 8), 5, LayerSpan(0, 4), batch=Batch.uniform((3,), 5, 2))
     assert ([*alone.positions], alone.end) == ([5, 6], 7)
 
 
 def test_an_account_adds_up() -> None:
     account = Account()
-    account.add(Forward("target", (7, 8), 5, 0, 24, gaps=((1, 17),), heads=1))
-    account.add(Forward("target", (9,), 7, 0, 24, heads=1))
-    account.add(Forward("target", (9, 9, 9), 5, 20, 24, rows_only=True))
-    account.add(Forward("draft", (9,), 7, 0, 6))
+    account.add(Forward("target", (7, 8), 5, LayerSpan(0, 24, gaps=((1, 17),)), heads=1))
+    account.add(Forward("target", (9,), 7, LayerSpan(0, 24), heads=1))
+    account.add(Forward("target", (9, 9, 9), 5, LayerSpan(20, 24, kv_only=True)))
+    account.add(Forward("draft", (9,), 7, LayerSpan(0, 6)))
     account.adoptions, account.adopted_rows, account.moves = 2, 30, 1
     found = account.totals()
     assert found.of["target"] == Totals(3, 8 + 24, 16 + 24, 8 * 13 + 24 * 8, 8 * 7 + 24 * 8, 4, 12, 2, 2)
@@ -77,8 +77,8 @@ def test_an_account_adds_up() -> None:
 
 
 def test_a_kind_is_all_but_the_place_and_the_words() -> None:
-    step = Forward("target", (7, 8), 5, 1, 4, "state", 2, 0, gaps=((2, 3),), rows_only=True, compared=1)
-    assert kind_of(step) == ("target", 2, 1, 4, 2, ((2, 3),), True, 1)
+    step = Forward("target", (7, 8), 5, LayerSpan(1, 4, gaps=((2, 3),), kv_only=True), "state", heads=2, unit=0, compared=1)
+    assert kind_of(step) == Kind("target", 2, LayerSpan(1, 4, ((2, 3),), True), 2, 1)
     assert kind_of(step) == kind_of(step._replace(tokens=(1, 2), at=9, state=None, unit=3))
 
 
@@ -105,7 +105,7 @@ def test_a_bill_by_hand() -> None:
 
 def test_operations_of_a_pass_are_those_of_its_shape() -> None:
     account, model = Account(), preset("opt-1.3b")
-    account.add(Forward("target", (7, 8, 9), 5, 0, 24, heads=2))
+    account.add(Forward("target", (7, 8, 9), 5, LayerSpan(0, 24), heads=2))
     assert account.bill({"target": model}).flops == model.operations(3, 5, heads=2)
     for more in ({}, {"bytes_each": 1}):
         assert account.bill({"target": model}, **more) == bill(account.totals(), {"target": model}, **more)
@@ -113,7 +113,7 @@ def test_operations_of_a_pass_are_those_of_its_shape() -> None:
 
 def test_a_shape_for_every_model() -> None:
     account = Account()
-    account.add(Forward("draft", (7,), 0, 0, 6))
+    account.add(Forward("draft", (7,), 0, LayerSpan(0, 6)))
     with pytest.raises(ParameterError, match="shapes must have one for the draft model, got those of target"):
         account.bill({"target": preset("t5-large")})
     with pytest.raises(ParameterError, match="got those of none"):

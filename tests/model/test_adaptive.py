@@ -27,7 +27,7 @@ from model.methods.rounds import ReplayRounds, RoundPrices, Rounds, Tally, momen
 from model.methods.speculative.theory import optimal_draft_length, oracle_speedup, speedup
 from model.outcomes import random_streams
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, Replay, ReplayChances, TwoClass
-from model.steps import Forward, Read
+from model.steps import Forward, LayerSpan, Read
 from sim.scenarios import cases
 from sim.views import evaluation
 from tests.support.adaptive_lengths import ALL, RUNNING, Bools, Whole, choice, played, round_speed
@@ -584,7 +584,7 @@ def test_the_world_doubts_as_its_coins_say() -> None:
         assert [code >> 1 for code in world.doubts] == (coin < 0.1).astype(int).tolist()
     world = World(1, 4, doubts=[0, 1, 2, 3])
     for place, (wrong, right) in enumerate([(1, 1), (0, 1), (1, 0), (0, 0)]):
-        output = Forward("draft", (place,), place, 0, 1)
+        output = Forward("draft", (place,), place, LayerSpan(0, 1))
         answers = [world.read(Read("confidence", output, token=token)) for token in (-9, place + 1)]
         assert answers == [wrong, right]
 

@@ -30,7 +30,7 @@ from model.methods.speculative import theory as speculative
 from model.methods.speculative.theory import acceptance_from_drafted, finite_speedup
 from model.outcomes.outcome_laws import Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
-from model.steps import CacheError, Commit, Continuation, Fork, Forward, Join, Read, Steps
+from model.steps import CacheError, Commit, Continuation, Fork, Forward, Join, LayerSpan, Read, Steps
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.scenarios import scenario_file
@@ -241,7 +241,7 @@ class Player:
         del levels[step.at :]
         seen: list[tuple[int, ...]] = []
         held = levels[-1] if levels else [()]
-        for token, follows in zip(step.tokens, step.after or range(-1, len(step.tokens) - 1), strict=True):
+        for token, follows in zip(step.tokens, step.tree or range(-1, len(step.tokens) - 1), strict=True):
             seen.append((*(seen[follows] if follows >= 0 else held[-1 - follows]), token))
         for text in seen:
             levels += [[]] * (len(text) - len(levels))
@@ -552,9 +552,9 @@ def test_passes_their_widths_and_heads_are_the_theorys(form: tuple[str, str], pr
         drafted = [int(drafted) for _, drafted in rounds for _ in range(apart)]
         widths = beam.pass_width(drafted, beams, choice.draft_width, choice.rule, choice.arrangement)
         assert [len(step.tokens) for step in tested] == widths.tolist() == [step.heads for step in tested]
-        assert {(step.first, step.last) for step in tested} == {(0, 3)}
+        assert {(step.layers.first, step.layers.last) for step in tested} == {(0, 3)}
         of_draft = [step for step in passes if step.role == "draft"]
-        assert all((step.first, step.last) == (0, 2) for step in of_draft)
+        assert all((step.layers.first, step.layers.last) == (0, 2) for step in of_draft)
         followed = [
             (beams if place == 0 or choice.rule != "exact" else draft_beams) if apart == 1 else 1
             for _, drafted in rounds for _ in range(apart) for place in range(drafted)
@@ -562,7 +562,7 @@ def test_passes_their_widths_and_heads_are_the_theorys(form: tuple[str, str], pr
         assert [step.heads for step in of_draft] == followed
         assert all(step.heads <= len(step.tokens) for step in of_draft)
         if apart > 1:  # sub-processes have one text each
-            assert all(step.after == () for step in passes)
+            assert all(step.tree == () for step in passes)
         for step in seen[:read]:
             assert (step.tokens, step.at, step.heads) == (tuple(prompt[:-1]), 0, 0)
 
@@ -582,41 +582,41 @@ def test_the_draft_reads_nothing_twice() -> None:
 
 
 def test_positions_of_a_tree() -> None:
-    tree = Forward("target", (7, 8, 9, 6, 5), 5, 0, 4, after=(-1, -2, 0, 2, 1))
+    tree = Forward("target", (7, 8, 9, 6, 5), 5, LayerSpan(0, 4), tree=(-1, -2, 0, 2, 1))
     assert list(tree.positions) == [5, 5, 6, 7, 6]
     assert tree.end == 8
-    line = Forward("target", (7, 8, 9), 5, 0, 4)
+    line = Forward("target", (7, 8, 9), 5, LayerSpan(0, 4))
     assert (list(line.positions), line.end) == ([5, 6, 7], 8)
 
 
 def test_the_cache_counts_the_depth_of_a_tree_and_knows_its_tokens() -> None:
     cache = Cache()
-    cache.write(Forward("target", (0, 1, 2), 0, 0, 2))
-    cache.write(Forward("target", (7, 8, 9), 3, 0, 2, after=(-1, -1, 1)))
+    cache.write(Forward("target", (0, 1, 2), 0, LayerSpan(0, 2)))
+    cache.write(Forward("target", (7, 8, 9), 3, LayerSpan(0, 2), tree=(-1, -1, 1)))
     assert cache.rows == {"target": [5, 5]}
     assert cache.breadths == {"target": [1, 1, 1, 2, 1]}
     other = cache.copy()
-    other.write(Forward("target", (5, 5), 4, 0, 2, after=(-2, -1)))
+    other.write(Forward("target", (5, 5), 4, LayerSpan(0, 2), tree=(-2, -1)))
     assert (other.breadths["target"], cache.breadths["target"]) == ([1, 1, 1, 2, 2], [1, 1, 1, 2, 1])
-    other.write(Forward("target", (5, 5), 3, 0, 2))  # one text cuts the tree
+    other.write(Forward("target", (5, 5), 3, LayerSpan(0, 2)))  # one text cuts the tree
     assert (other.breadths["target"], other.rows) == ([1, 1, 1, 1, 1], {"target": [5, 5]})
     for at, after in ((4, (-3, -1)), (5, (-2, -1)), (4, (0, -1)), (4, (-1, 1)), (4, (-1, 2)), (4, (-1,)), (4, (-1, -1, -1))):
         with pytest.raises(CacheError, match="target"):
-            cache.write(Forward("target", (5, 5), at, 0, 2, after=after))
+            cache.write(Forward("target", (5, 5), at, LayerSpan(0, 2), tree=after))
     with pytest.raises(CacheError, match=r"token 1 at position 0 follows -2, but there are 1 tokens before it"):
-        Cache().write(Forward("target", (5, 5), 0, 0, 2, after=(-1, -2)))
-    Cache().write(Forward("target", (5, 5), 0, 0, 2, after=(-1, -1)))
+        Cache().write(Forward("target", (5, 5), 0, LayerSpan(0, 2), tree=(-1, -2)))
+    Cache().write(Forward("target", (5, 5), 0, LayerSpan(0, 2), tree=(-1, -1)))
     with pytest.raises(CacheError, match="target"):  # beyond what it holds
-        cache.write(Forward("target", (5, 5), 6, 0, 2, after=(-1, -1)))
+        cache.write(Forward("target", (5, 5), 6, LayerSpan(0, 2), tree=(-1, -1)))
 
 
 def test_a_layer_above_needs_all_of_a_tree() -> None:
     cache = Cache()
-    cache.write(Forward("target", (7, 8), 0, 0, 2, after=(-1, -1)))
-    cache.write(Forward("target", (7, 8), 0, 2, 3, after=(-1, -1)))
+    cache.write(Forward("target", (7, 8), 0, LayerSpan(0, 2), tree=(-1, -1)))
+    cache.write(Forward("target", (7, 8), 0, LayerSpan(2, 3), tree=(-1, -1)))
     assert cache.rows == {"target": [1, 1, 1]}
     with pytest.raises(CacheError, match="target: layers"):
-        cache.write(Forward("target", (7, 8), 0, 2, 3, after=(-1, 0)))
+        cache.write(Forward("target", (7, 8), 0, LayerSpan(2, 3), tree=(-1, 0)))
 
 
 def takes_back() -> Steps:
@@ -630,7 +630,7 @@ def inherits() -> Steps:
 
     def reads(*places: int) -> Steps:
         for at in places:
-            yield Forward("target", (0,), at, 0, 2)
+            yield Forward("target", (0,), at, LayerSpan(0, 2))
         return places
 
     first = yield Fork((reads(0, 1), reads(0)), (0, 1))
@@ -646,7 +646,7 @@ def disowned() -> Steps:
     """The same, but from the cache of its starter, which holds nothing."""
 
     def reads(at: int) -> Steps:
-        yield Forward("target", (0,), at, 0, 2)
+        yield Forward("target", (0,), at, LayerSpan(0, 2))
 
     tasks = yield Fork((reads(0),), (0,))
     yield Join(tasks)
@@ -677,7 +677,7 @@ def test_a_cache_that_lies_on_the_unit_takes_no_link() -> None:
 
     def crossing() -> Steps:
         def reads(at: int) -> Steps:
-            yield Forward("target", (0,), at, 0, 2)
+            yield Forward("target", (0,), at, LayerSpan(0, 2))
 
         tasks = yield Fork((reads(0), reads(0)), (0, 1))
         yield Join(tasks)
@@ -695,7 +695,7 @@ def test_the_worlds_beams() -> None:
     world = World(2, 3, drafts={"draft": DraftOutcomes("target", [1, 0, 0, 0])})
 
     def best(role: str, width: int, *hypotheses: tuple[int, float], tokens: tuple[int, ...] = (-5, 1), at: int = 1) -> Any:
-        output = Forward(role, tokens, at, 0, 3, after=(-1,) * len(tokens))
+        output = Forward(role, tokens, at, LayerSpan(0, 3), tree=(-1,) * len(tokens))
         return world.read(Read("beams", output, width=width, hypotheses=hypotheses))
 
     target, draft = best("target", 3, (0, -1.0), (1, -2.0)), best("draft", 3, (0, -1.0), (1, -2.0))
@@ -713,7 +713,7 @@ def test_the_worlds_beams() -> None:
     assert len({each.token for each in other}) == 9
     # Of equal copies the first is gone on from.
     assert {each.follows for each in best("target", 2, (0, 0.0), (1, -9.0), tokens=(1, 1))} == {0}
-    tree = Forward("target", (1, 2, -9), 1, 0, 3, after=(-1, 0, 0))
+    tree = Forward("target", (1, 2, -9), 1, LayerSpan(0, 3), tree=(-1, 0, 0))
     assert [world.read(Read("next", tree, offset)) for offset in (-3, -2)] == [2, 3]
 
 

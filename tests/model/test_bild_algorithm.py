@@ -160,13 +160,13 @@ def read_by(steps: Steps, world: Lossy) -> Iterator[tuple[Forward, list[int]]]:
             return
         answer = None
         if isinstance(step, Forward):
-            assert 0 <= step.first < step.last
+            assert 0 <= step.layers.first < step.layers.last
             assert not step.unit  # there is one alone
-            for layer in range(step.first, step.last):
+            for layer in range(step.layers.first, step.layers.last):
                 held = known.setdefault((step.role, layer), [])
                 assert 0 <= step.at <= len(held)
                 held[step.at :] = step.tokens
-            yield step, known[step.role, step.last - 1]
+            yield step, known[step.role, step.layers.last - 1]
             answer = step
         elif isinstance(step, Read):
             assert step.kind in ("next", "confidence", "distance")

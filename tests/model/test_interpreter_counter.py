@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from model.interpret.world import World
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.ppd import algorithm as ppd
 from model.methods.ppd.algorithm import Parameters
-from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop
+from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 from sim.engine.events import Cluster, simulate
 from tests.support.unended import HEIRS, UNENDED
 
@@ -99,11 +100,11 @@ def attended(steps: Steps) -> Steps:
         except StopIteration as end:
             return end.value
         match step:
-            case Forward(first=0):
+            case Forward(layers=LayerSpan(first=0)):
                 assert step.state is None, "a pass from the first layer goes on from nothing"
             case Forward():
-                before = step.state.tokens, step.state.at, step.state.last
-                assert before == (step.tokens, step.at, step.first), "a pass goes on where its state has come to"
+                before = step.state.tokens, step.state.at, step.state.layers.last
+                assert before == (step.tokens, step.at, step.layers.first), "a pass goes on where its state has come to"
             case Read():
                 assert step.kind in ("next", "top")
                 assert step.output is not None
@@ -133,56 +134,56 @@ def test_every_process_ends_by_itself_and_goes_on_from_what_it_has(form: str, pr
 
 
 def skips_a_position() -> Steps:
-    yield Forward("target", (0,), 0, 0, 4)
-    yield Forward("target", (2,), 2, 0, 4)
+    yield Forward("target", (0,), 0, LayerSpan(0, 4))
+    yield Forward("target", (2,), 2, LayerSpan(0, 4))
 
 
 def starts_in_the_air() -> Steps:
-    yield Forward("target", (1,), 1, 0, 4)
+    yield Forward("target", (1,), 1, LayerSpan(0, 4))
 
 
 def skips_layers() -> Steps:
-    yield Forward("target", (0,), 0, 0, 2)
-    yield Forward("target", (1,), 1, 0, 3)
+    yield Forward("target", (0,), 0, LayerSpan(0, 2))
+    yield Forward("target", (1,), 1, LayerSpan(0, 3))
 
 
 def sub_follows_layers_that_nobody_ran() -> Steps:
-    yield Forward("target", (0,), 0, 0, 2)
-    yield Join((yield Fork((Forward("target", (1,), 1, 0, 4),), (1,))))
+    yield Forward("target", (0,), 0, LayerSpan(0, 2))
+    yield Join((yield Fork((Forward("target", (1,), 1, LayerSpan(0, 4)),), (1,))))
 
 
 def sub_is_a_position_too_far() -> Steps:
-    yield Forward("target", (0,), 0, 0, 4)
-    yield Join((yield Fork((Forward("target", (2,), 2, 0, 2),), (1,))))
+    yield Forward("target", (0,), 0, LayerSpan(0, 4))
+    yield Join((yield Fork((Forward("target", (2,), 2, LayerSpan(0, 2)),), (1,))))
 
 
 def adopts_more_layers_than_were_run() -> Steps:
-    yield Forward("target", (0,), 0, 0, 4)
-    subs = yield Fork((Forward("target", (1,), 1, 0, 2),), (1,))
+    yield Forward("target", (0,), 0, LayerSpan(0, 4))
+    subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 2)),), (1,))
     yield Join(subs)
     yield Adopt(subs[0], 1, 3)
 
 
 def adopts_at_a_position_that_was_not_run() -> Steps:
-    yield Forward("target", (0, 1), 0, 0, 4)
-    subs = yield Fork((Forward("target", (1,), 1, 0, 2),), (1,))
+    yield Forward("target", (0, 1), 0, LayerSpan(0, 4))
+    subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 2)),), (1,))
     yield Join(subs)
     yield Adopt(subs[0], 2, 2)
 
 
 def adopts_beyond_its_own_rows() -> Steps:
-    yield Forward("target", (0,), 0, 0, 4)
-    subs = yield Fork((Forward("target", (1, 2), 1, 0, 2),), (1,))
+    yield Forward("target", (0,), 0, LayerSpan(0, 4))
+    subs = yield Fork((Forward("target", (1, 2), 1, LayerSpan(0, 2)),), (1,))
     yield Join(subs)
     yield Adopt(subs[0], 2, 2)
 
 
 def goes_on_from_layers_that_it_did_not_adopt() -> Steps:
-    yield Forward("target", (0,), 0, 0, 4)
-    subs = yield Fork((Forward("target", (1,), 1, 0, 2),), (1,))
+    yield Forward("target", (0,), 0, LayerSpan(0, 4))
+    subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 2)),), (1,))
     yield Join(subs)
-    yield Forward("target", (1,), 1, 2, 4)
-    yield Forward("target", (2,), 2, 0, 4)
+    yield Forward("target", (1,), 1, LayerSpan(2, 4))
+    yield Forward("target", (2,), 2, LayerSpan(0, 4))
 
 
 DEFECTS: list[Callable[[], Steps]] = [
@@ -218,8 +219,8 @@ def test_who_has_not_ended_is_not_taken_over_in_either_interpreter(defect: Calla
 
 def test_one_that_is_stopped_after_its_end_is_taken_over() -> None:
     def steps() -> Steps:
-        yield Forward("target", (0,), 0, 0, 4)
-        subs = yield Fork((Forward("target", (1,), 1, 0, 4),), (1,))
+        yield Forward("target", (0,), 0, LayerSpan(0, 4))
+        subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 4)),), (1,))
         yield Join(subs)
         yield Stop(subs)
         yield Adopt(subs[0], 1, 4)
@@ -252,15 +253,19 @@ def test_the_eager_form_waits_for_the_one_that_it_takes_over() -> None:
 
 def sound() -> Steps:
     """Near misses of the defects: each is allowed."""
-    yield Forward("target", (0, 1), 0, 0, 4)
-    yield Forward("target", (1,), 1, 0, 4)  # cuts
-    bodies = Forward("target", (2,), 2, 0, 2), Forward("target", (1,), 1, 0, 4), Forward("draft", (0,), 0, 0, 3)
+    yield Forward("target", (0, 1), 0, LayerSpan(0, 4))
+    yield Forward("target", (1,), 1, LayerSpan(0, 4))  # cuts
+    bodies = (
+        Forward("target", (2,), 2, LayerSpan(0, 2)),
+        Forward("target", (1,), 1, LayerSpan(0, 4)),
+        Forward("draft", (0,), 0, LayerSpan(0, 3)),
+    )
     subs = yield Fork(bodies, (1, 2, 3))
     yield Join(subs)
     yield Adopt(subs[0], 2, 2)
-    yield Forward("target", (2,), 2, 2, 4)
-    yield Forward("target", (3,), 3, 0, 4)
-    yield Forward("target", (2,), 2, 4, 4, heads=1)  # a head alone
+    yield Forward("target", (2,), 2, LayerSpan(2, 4))
+    yield Forward("target", (3,), 3, LayerSpan(0, 4))
+    yield Forward("target", (2,), 2, LayerSpan(4, 4), heads=1)  # a head alone
 
 
 def test_sound_algorithms_pass_in_both_interpreters() -> None:
@@ -270,7 +275,7 @@ def test_sound_algorithms_pass_in_both_interpreters() -> None:
 
 def test_the_cache_says_what_it_holds() -> None:
     def at(position: int, first: int, last: int, width: int = 1) -> Forward:
-        return Forward("target", (7,) * width, position, first, last)
+        return Forward("target", (7,) * width, position, LayerSpan(first, last))
 
     cache = Cache()
     cache.write(at(0, 0, 4, width=3))
@@ -294,16 +299,16 @@ def test_the_cache_says_what_it_holds() -> None:
 
 def test_rows_are_taken_over_only_where_they_were_made() -> None:
     cache = Cache()
-    cache.write(Forward("target", (0, 1), 0, 0, 4))
+    cache.write(Forward("target", (0, 1), 0, LayerSpan(0, 4)))
     for made, at, layers in (
-        (Forward("target", (2,), 2, 0, 1), 2, 2),  # not so deep
-        (Forward("target", (2,), 2, 1, 2), 2, 2),  # not from the first layer
-        (Forward("target", (2,), 2, 0, 2), 3, 2),  # not there
-        (Forward("target", (3,), 3, 0, 2), 3, 2),  # a position is missing before it
+        (Forward("target", (2,), 2, LayerSpan(0, 1)), 2, 2),  # not so deep
+        (Forward("target", (2,), 2, LayerSpan(1, 2)), 2, 2),  # not from the first layer
+        (Forward("target", (2,), 2, LayerSpan(0, 2)), 3, 2),  # not there
+        (Forward("target", (3,), 3, LayerSpan(0, 2)), 3, 2),  # a position is missing before it
     ):
         with pytest.raises(CacheError, match=r"target: rows of layers \[0, 2\) at position \d cannot be taken over"):
             cache.adopt(made, at, layers)
-    cache.adopt(Forward("target", (2,), 2, 0, 2), 2, 2)
+    cache.adopt(Forward("target", (2,), 2, LayerSpan(0, 2)), 2, 2)
     assert cache.rows == {"target": [3, 3, 2, 2]}
 
 
@@ -313,13 +318,13 @@ def test_an_algorithm_that_ends_early_counts_what_it_did() -> None:
 
 
 def iter_once() -> Steps:
-    out = yield Forward("target", (0,), 0, 0, 4, heads=1)
+    out = yield Forward("target", (0,), 0, LayerSpan(0, 4), heads=1)
     assert (yield Read("next", out)) == 1
 
 
 def stops_twice() -> Steps:
-    yield Forward("target", (0,), 0, 0, 4)
-    subs = yield Fork((Forward("target", (1,), 1, 0, 2),), (1,))
+    yield Forward("target", (0,), 0, LayerSpan(0, 4))
+    subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 2)),), (1,))
     yield Stop(subs)
     yield Stop(subs)
 
@@ -337,93 +342,110 @@ def test_stopping_what_has_ended_changes_nothing_in_the_counter() -> None:
 
 def test_a_layer_that_is_skipped_lacks_the_row_and_all_later_ones() -> None:
     cache = Cache()
-    cache.write(Forward("target", (0, 1), 0, 0, 4))
-    cache.write(Forward("target", (2,), 2, 0, 4, gaps=((1, 3),)))
+    cache.write(Forward("target", (0, 1), 0, LayerSpan(0, 4)))
+    cache.write(Forward("target", (2,), 2, LayerSpan(0, 4, gaps=((1, 3),))))
     assert cache.rows["target"] == [3, 2, 2, 3]
     with pytest.raises(CacheError, match=r"target: layers \[0, 4\) at position 3, but they hold \[3, 2, 2, 3\]"):
-        cache.require(Forward("target", (3,), 3, 0, 4))
+        cache.require(Forward("target", (3,), 3, LayerSpan(0, 4)))
     with pytest.raises(CacheError, match=r"layers \[2, 4\) at position 3, but they hold \[2, 3\]"):
-        cache.require(Forward("target", (3,), 3, 0, 4, gaps=((1, 2),)))
-    cache.write(Forward("target", (3,), 3, 0, 4, gaps=((1, 3),)))
+        cache.require(Forward("target", (3,), 3, LayerSpan(0, 4, gaps=((1, 2),))))
+    cache.write(Forward("target", (3,), 3, LayerSpan(0, 4, gaps=((1, 3),))))
     assert cache.rows["target"] == [4, 2, 2, 4]
     # What is filled in goes on from the layer before, and covers all that is lacking.
     with pytest.raises(CacheError, match="layer 2 goes on from one that holds only 2 positions"):
-        cache.require(Forward("target", (2, 3), 2, 2, 3, rows_only=True))
-    cache.write(Forward("target", (2, 3), 2, 1, 2, rows_only=True))
-    cache.write(Forward("target", (2, 3), 2, 2, 3, rows_only=True))
-    cache.write(Forward("target", (4,), 4, 0, 4))
+        cache.require(Forward("target", (2, 3), 2, LayerSpan(2, 3, kv_only=True)))
+    cache.write(Forward("target", (2, 3), 2, LayerSpan(1, 2, kv_only=True)))
+    cache.write(Forward("target", (2, 3), 2, LayerSpan(2, 3, kv_only=True)))
+    cache.write(Forward("target", (4,), 4, LayerSpan(0, 4)))
     assert cache.rows["target"] == [5, 5, 5, 5]
 
 
 def test_a_pass_that_skips_cuts_what_lies_behind_it() -> None:
     cache = Cache()
-    cache.write(Forward("target", (0, 1, 2), 0, 0, 5))
-    cache.write(Forward("target", (1,), 1, 0, 4, gaps=((1, 2),)))
+    cache.write(Forward("target", (0, 1, 2), 0, LayerSpan(0, 5)))
+    cache.write(Forward("target", (1,), 1, LayerSpan(0, 4, gaps=((1, 2),))))
     assert cache.rows["target"] == [2, 1, 2, 2, 1]
-    cache.write(Forward("target", (1,), 1, 0, 2, gaps=((0, 1),)))
+    cache.write(Forward("target", (1,), 1, LayerSpan(0, 2, gaps=((0, 1),))))
     assert cache.rows["target"] == [1, 2, 1, 1, 1]
     early = Cache()
-    early.write(Forward("target", (0,), 0, 0, 4, gaps=((1, 3),)))
-    early.write(Forward("target", (0,), 0, 1, 3, gaps=((1, 2),)))
+    early.write(Forward("target", (0,), 0, LayerSpan(0, 4, gaps=((1, 3),))))
+    early.write(Forward("target", (0,), 0, LayerSpan(1, 3, gaps=((1, 2),))))
     assert early.rows["target"] == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("gaps", [((0, 4),), ((3, 2),), ((1, 5),), ((2, 3), (1, 2)), ((1, 3), (2, 4)), ((-1, 1),)])
 def test_layers_that_cannot_be_skipped(gaps: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(CacheError, match="cannot be skipped in a pass through"):
-        Cache().require(Forward("target", (0,), 0, 0, 4, gaps=gaps))
+        Cache().require(Forward("target", (0,), 0, LayerSpan(0, 4, gaps=gaps)))
 
 
 def test_several_gaps_are_skipped_in_one_pass() -> None:
-    cache, step = Cache(), Forward("target", (0,), 0, 0, 6, gaps=((0, 1), (2, 3), (3, 5)))
+    cache, step = Cache(), Forward("target", (0,), 0, LayerSpan(0, 6, gaps=((0, 1), (2, 3), (3, 5))))
     cache.write(step)
     assert cache.rows["target"] == [0, 1, 0, 0, 0, 1]
-    assert step.spans == [(1, 2), (5, 6)]
+    assert step.layers.ranges == [(1, 2), (5, 6)]
 
 
 def test_each_text_of_a_batch_has_a_cache_of_its_own() -> None:
     cache = Cache()
-    cache.write(Forward("target", (0, 1), 0, 0, 2))  # what they all go on from
-    cache.write(Forward("target", (5, 6), 2, 0, 2, texts=(0, 1)))
-    cache.write(Forward("target", (6,), 3, 0, 2, texts=(1,)))
-    assert {text: each.rows["target"] for text, each in cache.texts.items()} == {0: [3, 3], 1: [4, 4]}
+    cache.write(Forward("target", (0, 1), 0, LayerSpan(0, 2)))  # what they all go on from
+    cache.write(Forward("target", (5, 6), 2, LayerSpan(0, 2), batch=Batch.uniform((0, 1), 2)))
+    cache.write(Forward("target", (6,), 3, LayerSpan(0, 2), batch=Batch.uniform((1,), 3)))
+    assert {text: each.rows["target"] for text, each in cache.sequences.items()} == {0: [3, 3], 1: [4, 4]}
     with pytest.raises(CacheError, match="at position 4"):
-        cache.require(Forward("target", (5, 6), 4, 0, 2, texts=(0, 1)))
-    cache.require(Forward("target", (7,), 2, 0, 2, texts=(2,)))  # one that joins where the batch began
+        cache.require(Forward("target", (5, 6), 4, LayerSpan(0, 2), batch=Batch.uniform((0, 1), 4)))
+    cache.require(Forward("target", (7,), 2, LayerSpan(0, 2), batch=Batch.uniform((2,), 2)))  # one that joins where the batch began
     with pytest.raises(CacheError, match="at position 3"):
-        cache.require(Forward("target", (7,), 3, 0, 2, texts=(2,)))
-    cache.write(Forward("target", (8, 8, 8), 2, 0, 2, texts=(2,)))
-    assert cache.texts[2].rows["target"] == [5, 5]
+        cache.require(Forward("target", (7,), 3, LayerSpan(0, 2), batch=Batch.uniform((2,), 3)))
+    cache.write(Forward("target", (8, 8, 8), 2, LayerSpan(0, 2), batch=Batch.uniform((2,), 2, 3)))
+    assert cache.sequences[2].rows["target"] == [5, 5]
     twin = cache.copy()
-    twin.write(Forward("target", (9,), 5, 0, 2, texts=(2,)))
-    assert (cache.texts[2].rows["target"], twin.texts[2].rows["target"]) == ([5, 5], [6, 6])
+    twin.write(Forward("target", (9,), 5, LayerSpan(0, 2), batch=Batch.uniform((2,), 5)))
+    assert (cache.sequences[2].rows["target"], twin.sequences[2].rows["target"]) == ([5, 5], [6, 6])
     assert cache.rows["target"] == [2, 2]
 
 
-@pytest.mark.parametrize("texts", [(0, 0), (0, 1, 2), (0, 1, 1)])
-def test_a_batch_has_as_many_tokens_of_each_text(texts: tuple[int, ...]) -> None:
-    with pytest.raises(CacheError, match="a pass over a batch has as many tokens of each text, got 2 of"):
-        Cache().require(Forward("target", (5, 6), 0, 0, 2, texts=texts))
+@pytest.mark.parametrize(("batch", "more", "said"), [
+    (Batch((0, 0), (0, 0), (1, 1), (0, 0)), {}, r"sequences must be different ones, at least one, got \(0, 0\)"),
+    (Batch((), (), (), ()), {}, r"sequences must be different ones, at least one, got \(\)"),
+    (Batch((0, 1), (0,), (1, 1), (0, 0)), {}, r"one of each of 2 sequences, got \(0,\), "),
+    (Batch((0, 1), (), (1, 1), (0, 0)), {}, r"one of each of 2 sequences, got \(\), "),
+    (Batch((0, 1), (0, 0), (1, 1, 0), (0, 0)), {}, r"one of each of 2 sequences, got .*, \(1, 1, 0\) and"),
+    (Batch((0, 1), (0, 0), (1, 1), ()), {}, r"one of each of 2 sequences, got .* and \(\)"),
+    (Batch((0, 1), (0, 0), (1, 2), (0, 0)), {}, r"widths must be at least 1 and add up to 2 tokens, got \(1, 2\)"),
+    (Batch((0, 1), (0, 0), (2, 0), (0, 0)), {}, r"widths must be at least 1 and add up to 2 tokens, got \(2, 0\)"),
+    (Batch((0, 1), (0, 0), (1, 1), (2, 0)), {"heads": 2}, r"heads must be between 0 and widths=\(1, 1\), got \(2, 0\)"),
+    (Batch((0, 1), (0, 0), (1, 1), (1, -1)), {}, r"heads must be between 0 and widths=\(1, 1\), got \(1, -1\)"),
+    (Batch((0,), (0,), (2,), (1,)), {"heads": 2}, r"heads must add up to 2, those of the pass, got \(1,\)"),
+    (Batch((0, 1), (1, 2), (1, 1), (0, 0)), {}, r"the least of positions must be 0, that of the pass, got \(1, 2\)"),
+    (Batch((0,), (0,), (2,), (0,)), {"compared": 1}, r"compared must be 0 or all 2 tokens, got 1"),
+    (Batch((0, 1), (0, 0), (1, 1), (0, 0)), {"tree": (-1, -1)}, r"one where several hypotheses are followed, got \(0, 1\)"),
+])  # fmt: skip
+def test_a_batch_is_of_its_sequences(batch: Batch, more: dict[str, Any], said: str) -> None:
+    step = Forward("target", (5, 6), 0, LayerSpan(0, 2), batch=batch, **more)
+    for ask in (Cache().require, Cache().write):
+        with pytest.raises(CacheError, match=f"target: of a batch .*{said}"):
+            ask(step)
 
 
 def test_a_copy_knows_what_was_skipped() -> None:
     cache = Cache()
-    cache.write(Forward("target", (0,), 0, 0, 4, gaps=((1, 3),)))
+    cache.write(Forward("target", (0,), 0, LayerSpan(0, 4, gaps=((1, 3),))))
     with pytest.raises(CacheError, match=r"target: layers \[0, 4\) at position 1, but they hold \[1, 0, 0, 1\]"):
-        cache.copy().require(Forward("target", (1,), 1, 0, 4))
-    cache.copy().write(Forward("target", (1,), 1, 0, 4, gaps=((1, 3),)))
+        cache.copy().require(Forward("target", (1,), 1, LayerSpan(0, 4)))
+    cache.copy().write(Forward("target", (1,), 1, LayerSpan(0, 4, gaps=((1, 3),))))
     assert cache.rows["target"] == [1, 0, 0, 1]
 
 
 def test_times_of_a_pass_that_skips() -> None:
     cost = UnitCost(4, layer_times=(1.0, 2.0, 4.0, 8.0), early_head=0.25, final_head=0.5, propagation=0.125, state_check=0.75)
-    skipping = Forward("target", (0,), 0, 0, 4, heads=1, gaps=((1, 3),))
+    skipping = Forward("target", (0,), 0, LayerSpan(0, 4, gaps=((1, 3),)), heads=1)
     assert (cost.forward(skipping), cost.layer_times_of(skipping)) == (9.5, [1.0, 0.0, 0.0, 8.5])
-    rows = Forward("target", (0, 1), 0, 1, 4, gaps=((1, 2),), rows_only=True)
+    rows = Forward("target", (0, 1), 0, LayerSpan(1, 4, gaps=((1, 2),), kv_only=True))
     assert (cost.forward(rows), cost.layer_times_of(rows)) == (0.25, [0.0, 0.125, 0.125])
-    compared = Forward("target", (0,), 0, 0, 2, compared=1)
+    compared = Forward("target", (0,), 0, LayerSpan(0, 2), compared=1)
     assert (cost.forward(compared), cost.layer_times_of(compared)) == (3.75, [1.0, 2.75])
-    assert cost.forward(Forward("target", (0,), 0, 2, 2, heads=1)) == 0.25
+    assert cost.forward(Forward("target", (0,), 0, LayerSpan(2, 2), heads=1)) == 0.25
     assert not UnitCost(4, propagation=0.5).only_layers
     assert not UnitCost(4, state_check=0.5).only_layers
     assert UnitCost(4, propagation=0.5, state_check=0.5).plain  # nothing to methods that leave nothing out

@@ -6,7 +6,7 @@ import pytest
 
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.steps import Forward
+from model.steps import Forward, LayerSpan
 
 UNEVEN = UnitCost(4, layer_times=(1.0, 2.0, 4.0, 8.0), early_head=0.5, final_head=0.25, dispatch=0.125)
 
@@ -24,12 +24,12 @@ def test_the_head_at_the_last_layer_is_the_final_one() -> None:
 
 
 def test_a_pass_is_its_layers_and_its_heads_whatever_its_width() -> None:
-    assert UNEVEN.forward(Forward("target", (1,), 0, 1, 3)) == 6.0
-    assert UNEVEN.forward(Forward("target", (1, 2, 3), 0, 1, 3)) == 6.0
-    assert UNEVEN.forward(Forward("target", (1,), 0, 1, 3, heads=1)) == 6.5
+    assert UNEVEN.forward(Forward("target", (1,), 0, LayerSpan(1, 3))) == 6.0
+    assert UNEVEN.forward(Forward("target", (1, 2, 3), 0, LayerSpan(1, 3))) == 6.0
+    assert UNEVEN.forward(Forward("target", (1,), 0, LayerSpan(1, 3), heads=1)) == 6.5
     for heads in (1, 2):  # one reading of the head serves all positions
-        assert UNEVEN.forward(Forward("target", (1, 2), 0, 1, 4, heads=heads)) == 14.25
-    assert UNEVEN.forward(Forward("target", (1,), 0, 2, 2, heads=1)) == 0.5
+        assert UNEVEN.forward(Forward("target", (1, 2), 0, LayerSpan(1, 4), heads=heads)) == 14.25
+    assert UNEVEN.forward(Forward("target", (1,), 0, LayerSpan(2, 2), heads=1)) == 0.5
 
 
 def test_a_ratio_that_a_method_needs_is_asked_for_by_its_name() -> None:

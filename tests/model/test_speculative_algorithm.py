@@ -12,7 +12,7 @@ from model.interpret import interpreter
 from model.interpret.world import DraftOutcomes, World
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import MAX_DRAFT, Guess, Model, Parameters
-from model.steps import Commit, Forward, Read
+from model.steps import Commit, Forward, LayerSpan, Read
 
 LAYERS = 5
 
@@ -73,7 +73,7 @@ def test_every_pass_of_a_decoding_by_hand(sampled: bool, placement: str, unit: i
     ]  # fmt: skip
     assert passes[7].tokens[2] < 0  # a wrong one
     assert passes[0].unit is None  # wherever it starts
-    assert {(step.role, step.unit, step.first, step.last, step.state) for step in passes[1:]} == {
+    assert {(step.role, step.unit, step.layers.first, step.layers.last, step.state) for step in passes[1:]} == {
         ("target", 0, 0, LAYERS, None), ("draft", unit, 0, 4, None),
     }  # fmt: skip
     assert commits == [Commit("round", (3, 4, 5), 2), Commit("round", (6, 7), 2), Commit("round", (8,), 0)]
@@ -81,7 +81,7 @@ def test_every_pass_of_a_decoding_by_hand(sampled: bool, placement: str, unit: i
 
 def test_without_a_prompt_but_one_token_nothing_is_read_first() -> None:
     passes, _ = decoded([0], draft_length=3)
-    assert passes == [Forward("target", (0,), 0, 0, LAYERS, None, 1, 0)]
+    assert passes == [Forward("target", (0,), 0, LayerSpan(0, LAYERS), None, heads=1, unit=0)]
     passes, _ = decoded([0], prompt=2, draft_length=3)
     assert [step.tokens for step in passes] == [(0,), (0,), (1,)]
 
@@ -101,7 +101,7 @@ def test_the_reads_of_a_verification(sampled: bool) -> None:
     answers = [0.5, 1.0, 0.25, 0.25, 0.5, 0.9, 3] if sampled else [7, 3]
     asked, found = driven(speculative.verify(Model("target", LAYERS, 0, 4), [5, 6], drafted, sampled), "out", *answers)
     assert found == (1, 3)
-    assert asked[0] == Forward("target", (6, 7, 8), 1, 0, LAYERS, None, 3, 0)
+    assert asked[0] == Forward("target", (6, 7, 8), 1, LayerSpan(0, LAYERS), None, heads=3, unit=0)
     if sampled:
         assert asked[1:] == [
             Read("probability", "out", -3, token=7), Read("probability", "first", token=7), Read("uniform", "out", -3),
@@ -134,7 +134,7 @@ def test_nothing_comes_out_behind_the_stop() -> None:
 def test_a_draft_reads_greedily_or_draws() -> None:
     for sampled, kind in ((False, "next"), (True, "sample")):
         asked, found = driven(speculative.draft(Model("draft", 2, 1, 1, sampled), [5, 6], 1), "out", 9)
-        assert asked == [Forward("draft", (6,), 1, 0, 2, None, 1, 1), Read(kind, "out")]  # type: ignore[arg-type]
+        assert asked == [Forward("draft", (6,), 1, LayerSpan(0, 2), None, heads=1, unit=1), Read(kind, "out")]  # type: ignore[arg-type]
         assert found == [Guess(9, "out")]
 
 

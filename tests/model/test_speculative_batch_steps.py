@@ -15,7 +15,7 @@ from model.interpret.world import DraftOutcomes, World, together
 from model.methods.draft_model import PLACEMENTS
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Model, Parameters
-from model.steps import CacheError, Commit, Forward, Read, Steps
+from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps
 
 LAYERS = 5
 
@@ -28,7 +28,7 @@ def steps_of(steps: Steps, answers: World, wanted: int = 10**6) -> list[Any]:
     """All that a process asks for; passes answer for themselves."""
     found: list[Any] = []
     out = interpreter.CountedWork()
-    answers.written, answers.put_out = out.tokens, out.texts
+    answers.written, answers.generated = out.tokens, out.sequences
     answer: Any = None
     while len(out.tokens) < wanted:
         try:
@@ -39,8 +39,8 @@ def steps_of(steps: Steps, answers: World, wanted: int = 10**6) -> list[Any]:
         answer = step if isinstance(step, Forward) else answers.read(step) if isinstance(step, Read) else None
         if isinstance(step, Commit):
             out.tokens += step.tokens
-            if step.text is not None:
-                out.texts.setdefault(step.text, []).extend(step.tokens)
+            if step.sequence is not None:
+                out.sequences.setdefault(step.sequence, []).extend(step.tokens)
     return found
 
 
@@ -90,10 +90,10 @@ def test_a_text_is_what_it_is_alone_whatever_its_batch(
     for number, (survivors, length) in enumerate(zip(luck, lengths, strict=True)):
         steps = speculative.decode(Parameters(LAYERS, **more), range(length), len(survivors))
         alone = interpreter.count(steps, world(survivors, length), len(survivors))
-        mine = [each for each in found.committed if each.text in (number, None)]
-        assert [each._replace(text=None) for each in mine] == alone.committed
+        mine = [each for each in found.committed if each.sequence in (number, None)]
+        assert [each._replace(sequence=None) for each in mine] == alone.committed
         if len(luck) > 1:
-            assert found.texts[number] == alone.tokens == [*range(length, length + len(survivors))]
+            assert found.sequences[number] == alone.tokens == [*range(length, length + len(survivors))]
 
 
 def rounds_of(survivors: Sequence[int], gamma: int) -> list[tuple[int, int, int]]:
@@ -128,13 +128,12 @@ def test_passes_are_over_all_texts_that_are_left(luck: list[list[int]], more: di
     passes = [each for each in made if isinstance(each, Forward)]
     found = []
     for each in passes:
-        count = max(len(each.texts), 1)
+        sequences = [0] if each.batch is None else [*each.batch.sequences]
         stands = [*each.positions][:: each.width]
-        found.append((each.role, each.width, [*each.texts] or [0], stands, each.heads // count))
+        found.append((each.role, each.width, sequences, stands, each.heads // each.batch_size))
         assert each.at == min(stands)
-        assert bool(each.places) == (len({*stands}) > 1)
         assert each.unit == (1 if more["placement"] == "separate" and each.role == "draft" else 0)
-        assert (each.first, each.last) == (0, LAYERS if each.role == "target" else 1)
+        assert (each.layers.first, each.layers.last) == (0, LAYERS if each.role == "target" else 1)
     assert found == want
 
 
@@ -145,7 +144,10 @@ def test_two_texts_by_hand() -> None:
     luck = [[2, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0]]
     steps = speculative.decode(Parameters(LAYERS, 2, sequences=2, batching="static", lengths=(7, 4)), [0], 7)
     made = steps_of(steps, together([world(own) for own in luck]))
-    passes = [(each.role, each.tokens, each.at, each.texts, each.places) for each in made if isinstance(each, Forward)]
+    passes = [
+        (each.role, each.tokens, each.at, each.batch.sequences, () if each.batch.aligned else each.batch.positions)
+        for each in made if isinstance(each, Forward) and each.batch
+    ]  # fmt: skip
     assert passes[:6] == [
         ("draft", (0, 0), 0, (0, 1), ()), ("draft", (1, 1), 1, (0, 1), ()), ("target", (0, 1, 2, 0, 1, -3), 0, (0, 1), ()),
         ("draft", (2, 3, 1, 2), 1, (0, 1), (2, 1)), ("draft", (4, -4), 3, (0, 1), (4, 3)),
@@ -153,15 +155,15 @@ def test_two_texts_by_hand() -> None:
     ]  # fmt: skip
     commits = [each for each in made if isinstance(each, Commit)]
     assert commits[:4] == [
-        Commit("round", (1, 2, 3), 2, text=0), Commit("round", (1, 2), 2, text=1), Commit("round", (4, 5), 2, text=0),
-        Commit("round", (3,), 1, text=1),
+        Commit("round", (1, 2, 3), 2, sequence=0), Commit("round", (1, 2), 2, sequence=1), Commit("round", (4, 5), 2, sequence=0),
+        Commit("round", (3,), 1, sequence=1),
     ]  # fmt: skip
     # What the second text can still use is none, and it drafts along with the first.
     assert passes[6:9] == [
         ("draft", (5, 3), 3, (0, 1), (5, 3)), ("target", (5, -7, 3, -5), 3, (0, 1), (5, 3)), ("target", (6,), 6, (0,), ()),
     ]  # fmt: skip
     assert commits[4:] == [
-        Commit("round", (6,), 1, text=0), Commit("round", (4,), 0, text=1), Commit("round", (7,), 0, text=0),
+        Commit("round", (6,), 1, sequence=0), Commit("round", (4,), 0, sequence=1), Commit("round", (7,), 0, sequence=0),
     ]  # fmt: skip
 
 
@@ -170,22 +172,24 @@ def test_texts_leave_at_a_token_that_ends_them() -> None:
     steps = speculative.decode(Parameters(LAYERS, 2, sequences=2, batching="static"), [0], 6, stop=(2,))
     made = steps_of(steps, together([world(own) for own in luck]))
     commits = [each for each in made if isinstance(each, Commit)]
-    assert [(each.text, each.tokens) for each in commits] == [(0, (1, 2)), (1, (1,)), (1, (2,))]
-    assert [each.texts for each in made if isinstance(each, Forward)][-1] == (1,)
+    assert [(each.sequence, each.tokens) for each in commits] == [(0, (1, 2)), (1, (1,)), (1, (2,))]
+    assert [each.batch.sequences for each in made if isinstance(each, Forward) and each.batch][-1] == (1,)
 
 
 def test_what_a_pass_over_a_batch_may_not_be() -> None:
     cache = interpreter.Cache()
-    step = Forward("target", (0, 1, 0, 1), 3, 0, 2, texts=(0, 1), places=(3, 4))
-    for wrong in ({"places": (3,)}, {"places": (4, 4)}, {"places": (2, 4)}, {"tokens": (1,)}):
+    step = Forward("target", (0, 1, 0, 1), 3, LayerSpan(0, 2), batch=Batch.uniform((0, 1), (3, 4), 2))
+    for wrong in ((3,), (4, 4), (2, 4)):
         with pytest.raises(CacheError, match="batch"):
-            cache.write(step._replace(**wrong))  # type: ignore[arg-type]
-    cache.write(Forward("target", (0, 1, 2), 0, 0, 2))
+            cache.write(step._replace(batch=Batch.uniform((0, 1), wrong, 2)))
+    with pytest.raises(CacheError, match="batch"):
+        cache.write(step._replace(tokens=(1,)))
+    cache.write(Forward("target", (0, 1, 2), 0, LayerSpan(0, 2)))
     with pytest.raises(CacheError, match="at position 4"):  # the second text has three
         cache.write(step)
-    cache.write(Forward("target", (3,), 3, 0, 2, texts=(1,)))
+    cache.write(Forward("target", (3,), 3, LayerSpan(0, 2), batch=Batch.uniform((1,), 3)))
     cache.write(step)
-    assert {number: each.rows for number, each in cache.texts.items()} == {0: {"target": [5, 5]}, 1: {"target": [6, 6]}}
+    assert {number: each.rows for number, each in cache.sequences.items()} == {0: {"target": [5, 5]}, 1: {"target": [6, 6]}}
     assert cache.rows == {"target": [3, 3]}
 
 
@@ -193,16 +197,16 @@ def test_a_text_goes_on_from_what_all_models_have_read() -> None:
     """Whichever model makes its first pass."""
     cache = interpreter.Cache()
     for role in ("target", "draft"):
-        cache.write(Forward(role, (0, 1), 0, 0, 2))
-    cache.write(Forward("draft", (3,), 2, 0, 2, texts=(1,)))
-    cache.write(Forward("target", (3,), 2, 0, 2, texts=(1,)))
-    assert cache.texts[1].rows == {"target": [3, 3], "draft": [3, 3]}
+        cache.write(Forward(role, (0, 1), 0, LayerSpan(0, 2)))
+    cache.write(Forward("draft", (3,), 2, LayerSpan(0, 2), batch=Batch.uniform((1,), 2)))
+    cache.write(Forward("target", (3,), 2, LayerSpan(0, 2), batch=Batch.uniform((1,), 2)))
+    assert cache.sequences[1].rows == {"target": [3, 3], "draft": [3, 3]}
 
 
 def test_what_passes_over_unequal_texts_attend_to_and_read() -> None:
     """Tokens attend to their own text; as many rows are read of each text as of the longest."""
     account = Account()
-    account.add(Forward("target", (0,) * 6, 2, 0, 3, heads=6, texts=(0, 1, 2), places=(2, 7, 4)))
+    account.add(Forward("target", (0,) * 6, 2, LayerSpan(0, 3), heads=6, batch=Batch.uniform((0, 1, 2), (2, 7, 4), 2, heads=2)))
     found = account.totals().of["target"]
     assert found.attended == 3 * (3 + 4 + 8 + 9 + 5 + 6)
     assert found.rows_read == 3 * 3 * 9

@@ -8,7 +8,7 @@ from model.interpret import interpreter
 from model.interpret.world import DraftOutcomes, World
 from model.methods import registry
 from model.methods.worlds import world_of
-from model.steps import Forward, Read
+from model.steps import Forward, LayerSpan, Read
 
 PROMPT, LAYERS = 3, 8
 WORLD = World(PROMPT, LAYERS, [True, False, True])
@@ -16,7 +16,7 @@ WORLD = World(PROMPT, LAYERS, [True, False, True])
 
 def after(*tokens: int, at: int, layer: int, role: str = "target") -> Forward:
     """The output of a pass of these tokens up to a layer: the pass itself."""
-    return Forward(role, tokens, at, 0, layer)
+    return Forward(role, tokens, at, LayerSpan(0, layer))
 
 
 def test_each_token_of_a_pass_can_be_asked_about() -> None:

@@ -29,7 +29,7 @@ from model.base import checks
 from model.outcomes.random_streams import BLOCK
 from model.methods.method_parameters import MethodParameters
 from model.methods.prediction import Prediction
-from model.steps import Commit, Fork, Forward, Join, Read
+from model.steps import Commit, Fork, Forward, Join, LayerSpan, Read
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Parameters(MethodParameters):
 def decode(parameters, prompt, tokens):
     token, at = prompt[-1], len(prompt) - 1
     for _ in range(tokens):
-        step = Forward("target", (token,), at, 0, parameters.layers, heads=1)
+        step = Forward("target", (token,), at, LayerSpan(0, parameters.layers), heads=1)
         checkers = yield Fork((step,) * (parameters.copies - 1), tuple(range(1, parameters.copies)))
         out = yield step
         yield Join(checkers)

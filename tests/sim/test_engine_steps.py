@@ -20,7 +20,7 @@ from model.hardware.roofline import Roofline
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.early_exit import theory
 from model.methods.early_exit.finite_early_exit import Depths
-from model.steps import Forward
+from model.steps import Forward, LayerSpan
 from sim.commands import listing
 from sim.scenarios import hardware_cost
 
@@ -216,11 +216,11 @@ def test_a_pass_on_hardware_takes_so_much_more(width: int, context: int, batch: 
     st.booleans(),
 )  # fmt: skip
 def test_a_pass_pays_its_step_once_where_it_begins(
-    first: int, more: int, width: int, joins: bool, rows_only: bool, step: float, head: float, curved: bool
+    first: int, more: int, width: int, joins: bool, kv_only: bool, step: float, head: float, curved: bool
 ) -> None:
     last = min(4, first + more)
-    outputs = (Forward("target", (1,), 0, 0, 1),) if joins and first else None
-    asked = Forward("target", (5,) * width, 3, first, last, outputs, 1, rows_only=rows_only)
+    outputs = (Forward("target", (1,), 0, LayerSpan(0, 1)),) if joins and first else None
+    asked = Forward("target", (5,) * width, 3, LayerSpan(first, last, kv_only=kv_only), outputs, heads=1)
     kernels = UnitCost(4, layer_times=(1.0, 2.0, 0.5, 1.0), final_head=head, early_head=0.5 * head, propagation=0.25)
     # The same layers and heads slow down alike, whatever stands before them.
     layers, slower = kernels.target_pass, {each: 1.0 + (each - 1) / 4 if curved else 1.0 for each in (1, 2, 3, 4)}
@@ -228,14 +228,14 @@ def test_a_pass_pays_its_step_once_where_it_begins(
     given_ = replace(kernels, step=step)
     if curved:  # the curve of passes as a whole
         given_ = replace(given_, verify_cost=tuple((each, (step + layers * slower[each]) / (step + layers)) for each in slower))
-    begins = not rows_only and (first == 0 or outputs is not None)
+    begins = not kv_only and (first == 0 or outputs is not None)
     assert given_.forward(asked) == pytest.approx(cost.forward(asked) + (step if begins else 0.0), rel=1e-9)
     assert sum(given_.layer_times_of(asked)) == pytest.approx(given_.forward(asked), rel=1e-9)
     assert given_.slowdown(width) * given_.target_pass == pytest.approx(step + slower[width] * layers, rel=1e-9)
-    skipping = asked._replace(first=0, last=4, state=None, rows_only=False, gaps=((0, 2),))
+    skipping = asked._replace(layers=LayerSpan(0, 4, ((0, 2),)), state=None)
     assert given_.forward(skipping) == pytest.approx(cost.forward(skipping) + step, rel=1e-9)
     assert given_.layer_times_of(skipping)[0] == pytest.approx(step)
-    alone = asked._replace(first=4, last=4, state=None, rows_only=False)
+    alone = asked._replace(layers=LayerSpan(4, 4), state=None)
     assert given_.forward(alone) == pytest.approx(cost.forward(alone), rel=1e-9)
 
 

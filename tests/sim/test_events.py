@@ -13,7 +13,7 @@ from model.logs.spans import Span
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.ppd import algorithm as ppd
 from model.methods.ppd.algorithm import Parameters
-from model.steps import CacheError, Commit, Fork, Forward, Join, Steps, Stop
+from model.steps import CacheError, Commit, Fork, Forward, Join, LayerSpan, Steps, Stop
 from sim.engine.events import Cluster, Run, simulate
 
 Log = list[tuple[int, float, float, str, int, int, int, str]]
@@ -197,12 +197,12 @@ def test_transfers_on_a_shared_link_queue_behind_one_another() -> None:
     """Two processes send at once: a promotion waits for a link that is taken."""
 
     def inner() -> Steps:
-        yield Forward("target", (0,), 0, 0, 1)
-        yield Fork((Forward("target", (1,), 1, 0, 1),) * 2, (None, None))  # at 4: links 4-6, 6-8
-        yield Forward("target", (1,), 1, 0, 1)
+        yield Forward("target", (0,), 0, LayerSpan(0, 1))
+        yield Fork((Forward("target", (1,), 1, LayerSpan(0, 1)),) * 2, (None, None))  # at 4: links 4-6, 6-8
+        yield Forward("target", (1,), 1, LayerSpan(0, 1))
 
     def outer() -> Steps:
-        subs = yield Fork((inner(), Forward("other", (0,), 0, 0, 1)), (1, 2))  # links 0-2, 2-4; run 2-3, 4-5
+        subs = yield Fork((inner(), Forward("other", (0,), 0, LayerSpan(0, 1))), (1, 2))  # links 0-2, 2-4; run 2-3, 4-5
         yield Join((subs[1],))
         yield Commit("token", (1,))
 
@@ -253,9 +253,9 @@ def test_a_wrong_one_in_the_middle_of_a_layer(stop: str, end: float, per_layer: 
 def stopped_after(pass_: Forward, seconds: int, more: int = 9) -> Steps:
     """Start a pass on unit 1, run `seconds` layers of another model oneself, stop it, and go on for so many."""
     subs = yield Fork((pass_,), (1,))
-    yield Forward("other", (0,), 0, 0, seconds)
+    yield Forward("other", (0,), 0, LayerSpan(0, seconds))
     yield Stop(subs)
-    yield Forward("rest", (0,), 0, 0, more)
+    yield Forward("rest", (0,), 0, LayerSpan(0, more))
     yield Commit("token", (1,))
 
 
@@ -272,7 +272,7 @@ COST = UnitCost(9, layer_times=(1.0,) * 9, early_head=1.5)
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_boundaries_between_layers_and_the_head(stop: str, seconds: int, end: float, per_layer: bool) -> None:
     """Two layers and a head of a layer and a half; stopped on a boundary it ends there and then."""
-    steps = stopped_after(Forward("target", (0,), 0, 0, 2, heads=1), seconds)
+    steps = stopped_after(Forward("target", (0,), 0, LayerSpan(0, 2), heads=1), seconds)
     run = play(steps, 2, COST, stop=stop, per_layer=per_layer)
     assert [row[1:3] + row[-1:] for row in log(run, unit=1)] == [(0, end, "cancelled")]
     assert run.busy == seconds + 9 + end
@@ -282,15 +282,15 @@ def test_boundaries_of_uneven_layers_are_those_of_the_pass() -> None:
     """Layers 1 and 2 of 4 and 3: stopped after 2 the pass, which began with layer 1, ends its layer at 4; after 5 at 7."""
     cost = UnitCost(4, layer_times=(1.0, 4.0, 3.0, 0.0))
     for seconds, end in ((1, 4), (2, 7)):
-        steps = stopped_after_prompt(Forward("target", (1,), 1, 1, 3), seconds)
+        steps = stopped_after_prompt(Forward("target", (1,), 1, LayerSpan(1, 3)), seconds)
         run = play(steps, 2, cost, stop="layer")
         assert [row[1:3] for row in log(run, unit=1)] == [(9, 9 + end)]
 
 
 def stopped_after_prompt(pass_: Forward, layers: int) -> Steps:
     """As before, after a prompt of 8 and layer 0 of the next token, with own passes of 1 or 5."""
-    yield Forward("target", (0,), 0, 0, 4)
-    yield Forward("target", (1,), 1, 0, 1)
+    yield Forward("target", (0,), 0, LayerSpan(0, 4))
+    yield Forward("target", (1,), 1, LayerSpan(0, 1))
     yield from stopped_after(pass_, layers, 4)
 
 
@@ -309,10 +309,10 @@ def test_a_unit_that_is_still_held_is_waited_for() -> None:
     for stop, start in (("now", 1), ("layer", 1), ("pass", 5)):
 
         def steps() -> Steps:
-            subs = yield Fork((Forward("target", (0,), 0, 0, 5),), (1,))
-            yield Forward("other", (0,), 0, 0, 1)
+            subs = yield Fork((Forward("target", (0,), 0, LayerSpan(0, 5)),), (1,))
+            yield Forward("other", (0,), 0, LayerSpan(0, 1))
             yield Stop(subs)
-            subs = yield Fork((Forward("target", (0,), 0, 0, 2),), (1,))
+            subs = yield Fork((Forward("target", (0,), 0, LayerSpan(0, 2)),), (1,))
             yield Join(subs)
             yield Commit("token", (1,))
 
@@ -325,15 +325,15 @@ def test_stopping_a_process_stops_what_it_started_and_what_has_not_started() -> 
     def tree(depth: int, closed: list[int]) -> Steps:
         try:
             yield Fork(tuple(tree(depth - 1, closed) for _ in range(2)) if depth else (), (None,) * (2 if depth else 0))
-            yield Forward("target", (0,), 0, 0, 9)
+            yield Forward("target", (0,), 0, LayerSpan(0, 9))
         finally:
             closed.append(depth)
 
     def steps(closed: list[int]) -> Steps:
         subs = yield Fork((tree(2, closed),), (1,))
-        yield Forward("other", (0,), 0, 0, 1)
+        yield Forward("other", (0,), 0, LayerSpan(0, 1))
         yield Stop(subs)
-        yield Forward("rest", (0,), 0, 0, 9)
+        yield Forward("rest", (0,), 0, LayerSpan(0, 9))
         yield Commit("token", (1,))
 
     for units in (8, 4):  # on four units, four of the seven never get one
@@ -358,12 +358,12 @@ def test_moves_are_counted_where_a_process_goes_on_elsewhere() -> None:
 
     def steps() -> Steps:
         for at, unit in enumerate((1, 1, 2, 9)):
-            yield Forward("target", (at,), at, 0, 2, unit=unit)
+            yield Forward("target", (at,), at, LayerSpan(0, 2), unit=unit)
         yield Join((yield Fork((sub(),), (None,))))
         yield Commit("token", (1,))
 
     def sub() -> Steps:
-        yield Forward("target", (4,), 4, 0, 2, unit=0)
+        yield Forward("target", (4,), 4, LayerSpan(0, 2), unit=0)
 
     run = play(steps(), 3, UnitCost(2, link=5.0))
     assert run.account.moves == 2
@@ -377,7 +377,7 @@ def test_moves_are_counted_where_a_process_goes_on_elsewhere() -> None:
 
 def test_an_algorithm_that_halts_early() -> None:
     def one_token() -> Steps:
-        yield Forward("target", (0,), 0, 0, 4)
+        yield Forward("target", (0,), 0, LayerSpan(0, 4))
         yield Commit("token", (1,))
 
     assert play(one_token(), 1, UnitCost(4)).latency == 4
@@ -389,12 +389,12 @@ def follower(occupied: int, by: str = "other") -> Steps:
     """A process asks for its pass, but its unit is taken for a while; the sub that follows it has a unit at once."""
 
     def parent() -> Steps:
-        subs = yield Fork((Forward("target", (1,), 1, 0, 4),), (2,))
-        yield Forward("target", (0,), 0, 0, 4)
+        subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 4)),), (2,))
+        yield Forward("target", (0,), 0, LayerSpan(0, 4))
         yield Join(subs)
         yield Commit("token", (1,))
 
-    yield Join((yield Fork((Forward(by, (0,), 0, 0, occupied), parent()), (1, 1))))
+    yield Join((yield Fork((Forward(by, (0,), 0, LayerSpan(0, occupied)), parent()), (1, 1))))
 
 
 def test_a_sub_that_overtakes_its_parent_is_an_error_layer_by_layer() -> None:
@@ -418,8 +418,8 @@ def test_a_sub_beside_its_parent_is_no_error() -> None:
     """Both start at 0: at the end of every layer of the sub, the parent's row of that layer is there."""
 
     def steps() -> Steps:
-        subs = yield Fork((Forward("target", (1,), 1, 0, 4),), (1,))
-        yield Forward("target", (0,), 0, 0, 4)
+        subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 4)),), (1,))
+        yield Forward("target", (0,), 0, LayerSpan(0, 4))
         yield Join(subs)
         yield Commit("token", (1,))
 
@@ -473,12 +473,12 @@ def test_passes_side_by_side_slow_each_other_down_while_they_overlap() -> None:
     """Alone for 2, beside one other for the rest of the shorter one, alone again: by hand."""
 
     def side() -> Steps:
-        yield Forward("target", (5,), 1, 0, 2)
+        yield Forward("target", (5,), 1, LayerSpan(0, 2))
 
     def main() -> Steps:
-        yield Forward("target", (7,), 0, 0, 2)
+        yield Forward("target", (7,), 0, LayerSpan(0, 2))
         subs = yield Fork((side(),), (1,))
-        yield Forward("target", (7,), 0, 2, 6)
+        yield Forward("target", (7,), 0, LayerSpan(2, 6))
         yield Join(subs)
         yield Commit("token", (1,))
 
@@ -495,14 +495,14 @@ def test_passes_side_by_side_slow_each_other_down_while_they_overlap() -> None:
 
 def test_a_pass_that_is_stopped_no_longer_slows_anything() -> None:
     def side() -> Steps:
-        yield Forward("target", (5,), 1, 0, 4)
+        yield Forward("target", (5,), 1, LayerSpan(0, 4))
 
     def main() -> Steps:
-        yield Forward("target", (7,), 0, 0, 4)
+        yield Forward("target", (7,), 0, LayerSpan(0, 4))
         subs = yield Fork((side(),), (1,))
-        yield Forward("target", (7,), 0, 4, 6)  # takes 3 beside the other
+        yield Forward("target", (7,), 0, LayerSpan(4, 6))  # takes 3 beside the other
         yield Stop(subs)
-        yield Forward("target", (7,), 1, 0, 6)
+        yield Forward("target", (7,), 1, LayerSpan(0, 6))
         yield Commit("token", (1,))
 
     run = play(main(), 2, Shared(6))

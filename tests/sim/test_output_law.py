@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.speculative import algorithm as speculative
-from model.steps import CacheError, Commit, Fork, Forward, Read, Steps
+from model.steps import CacheError, Commit, Fork, Forward, LayerSpan, Read, Steps
 from sim.theorems.output_law import Law, Texts, distance, endings, law_of_text, likeliest_text, own_law, residual
 from tests.support import spoiled
 from tests.support.trying import after
@@ -72,7 +72,7 @@ def numbers(*bounds: Fraction, at_least: bool = False) -> Callable[[], Steps]:
     """A process that compares one random number with these bounds, one after another, and puts out what it found."""
 
     def steps() -> Steps:
-        out = yield Forward("target", (0,), 0, 0, 1, heads=1)
+        out = yield Forward("target", (0,), 0, LayerSpan(0, 1), heads=1)
         number = yield Read("uniform", out)
         yield Commit("token", tuple(int(number >= bound if at_least else number < bound) for bound in bounds))
 
@@ -94,7 +94,7 @@ def test_a_random_number_remembers_what_it_was_compared_with() -> None:
 
 def test_the_likeliest_tokens_come_first_and_of_equals_the_first() -> None:
     def steps() -> Steps:
-        out = yield Forward("target", (0,), 0, 0, 1, heads=1)
+        out = yield Forward("target", (0,), 0, LayerSpan(0, 1), heads=1)
         best = yield Read("next", out)
         yield Commit("top", (best, *(yield Read("top", out, width=2))))
 
@@ -105,16 +105,16 @@ def test_the_likeliest_tokens_come_first_and_of_equals_the_first() -> None:
 @pytest.mark.parametrize(
     ("step", "error", "message"),
     [
-        pytest.param(Forward("target", (5,), 2, 0, 1, heads=1), CacheError, "a pass at position 2 of a model that has read 1",
-                     id="a gap before the pass"),
-        pytest.param(Forward("draft", (5,), 0, 0, 1, heads=1), CacheError, r"draft has read .* where the text is",
+        pytest.param(Forward("target", (5,), 2, LayerSpan(0, 1), heads=1), CacheError,
+                     "a pass at position 2 of a model that has read 1", id="a gap before the pass"),
+        pytest.param(Forward("draft", (5,), 0, LayerSpan(0, 1), heads=1), CacheError, r"draft has read .* where the text is",
                      id="another text than what was put out"),
         pytest.param(Fork((), ()), TypeError, "Fork", id="sub-processes"),
     ],
 )  # fmt: skip
 def test_a_pass_out_of_place_is_refused(step: Any, error: type[Exception], message: str) -> None:
     def steps() -> Steps:
-        yield Forward("target", (0,), 0, 0, 1)
+        yield Forward("target", (0,), 0, LayerSpan(0, 1))
         yield step
 
     with pytest.raises(error, match=message):
@@ -124,7 +124,7 @@ def test_a_pass_out_of_place_is_refused(step: Any, error: type[Exception], messa
 @pytest.mark.parametrize("offset", [-3, -2, 0])
 def test_what_was_not_projected_cannot_be_read(offset: int) -> None:
     def steps() -> Steps:
-        out = yield Forward("target", (0, 1), 0, 0, 1, heads=1)
+        out = yield Forward("target", (0, 1), 0, LayerSpan(0, 1), heads=1)
         yield Read("next", out, offset)
 
     with pytest.raises(IndexError, match="offset"):
@@ -139,10 +139,10 @@ def test_a_pass_cuts_what_its_model_had_read() -> None:
         return (HALF, HALF)
 
     def steps() -> Steps:
-        out = yield Forward("target", (0, 1, 1, 1), 0, 0, 1, heads=4)
+        out = yield Forward("target", (0, 1, 1, 1), 0, LayerSpan(0, 1), heads=4)
         yield Read("next", out, -4)
         yield Read("next", out, -1)
-        out = yield Forward("target", (0, 0), 2, 0, 1, heads=2)
+        out = yield Forward("target", (0, 0), 2, LayerSpan(0, 1), heads=2)
         yield Read("next", out, -2)
         yield Read("next", out)
 

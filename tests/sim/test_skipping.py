@@ -23,7 +23,7 @@ from model.methods.early_exit.finite_early_exit import Depths, column_times, dec
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths as skip_paths
 from model.methods.skipdecode import theory as skipping
-from model.steps import Commit, Forward, Read, Steps
+from model.steps import Commit, Forward, LayerSpan, Read, Steps
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from tests.support.exact import near
@@ -35,14 +35,16 @@ WIDE = UnitCost(4, early_head=0.5, final_head=1.0, propagation=0.25, state_check
 
 def goes_on_from_where_it_has_come(step: Forward) -> None:
     """Each token of a pass from its own state, behind the layer before; rows of one that has left may be made later."""
-    if not step.first:
+    if not step.layers.first:
         assert step.state is None
         return
     states = (step.state,) if isinstance(step.state, Forward) else step.state
     assert len(states) == len(step.tokens)
     for index, state in enumerate(states):
         assert (state.tokens, state.at) == (step.tokens[index : index + 1], step.at + index)
-        assert state.first < state.last == step.first or (step.rows_only and state.last < step.first)
+        assert state.layers.first < state.layers.last == step.layers.first or (
+            step.layers.kv_only and state.layers.last < step.layers.first
+        )
 
 
 def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
@@ -58,14 +60,17 @@ def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
         if isinstance(step, Forward):
             assert step.role == "target"
             goes_on_from_where_it_has_come(step)
-            more = [f"gaps {step.gaps}"] * bool(step.gaps) + ["rows"] * step.rows_only + [f"compared {step.compared}"] * bool(
-                step.compared
-            ) + [f"texts {step.texts}"] * bool(step.texts)
-            found.append((step.at, step.first, step.last, step.heads, *more))
+            more = (
+                [f"gaps {step.layers.gaps}"] * bool(step.layers.gaps)
+                + ["rows"] * step.layers.kv_only
+                + [f"compared {step.compared}"] * bool(step.compared)
+                + [f"sequences {step.batch.sequences}" for _ in [0] if step.batch]
+            )
+            found.append((step.at, step.layers.first, step.layers.last, step.heads, *more))
             answer = step
         elif isinstance(step, Read):
             measured = step.kind == ("saturation" if step.output.compared else "confidence")
-            assert step.kind == "next" or (measured and step.output.last < world.layers)
+            assert step.kind == "next" or (measured and step.output.layers.last < world.layers)
             answer = world.read(step)
         else:
             assert (type(step), step.kind) == (Commit, "column")
@@ -117,10 +122,10 @@ def test_a_prompt_is_read_but_for_its_last_token(prompt: int) -> None:
         first = next(steps)
         assert isinstance(first, Forward)
         if prompt > 1:
-            assert first == Forward("target", (*range(prompt - 1),), 0, 0, 4)
+            assert first == Forward("target", (*range(prompt - 1),), 0, LayerSpan(0, 4))
             first = next(steps)
         assert isinstance(first, Forward)
-        assert first[:4] == ("target", (prompt - 1,), prompt - 1, 0)
+        assert (first.role, first.tokens, first.at, first.layers.first) == ("target", (prompt - 1,), prompt - 1, 0)
         made = count(algorithm.decode(choice, [*range(prompt)], 2), Lossy(prompt, 4, depths=[[1, 2]]), 2)
         assert made.tokens == [prompt, prompt + 1]
 
@@ -154,8 +159,8 @@ def test_a_pass_runs_the_layers_that_the_schedule_says(data: st.DataObject) -> N
         layers=layers, min_layers=least, max_layers=most, warm_up=warm_up, sequence_length=3 + data.draw(st.integers(1, 9))
     )
     for budget in range(least, most + 1):
-        step = Forward("target", (0,), 0, 0, layers, gaps=skipdecode.skipped(parameters, budget))
-        assert tuple(step.spans) == skipping.spans(budget, warm_up, layers)
+        step = Forward("target", (0,), 0, LayerSpan(0, layers, gaps=skipdecode.skipped(parameters, budget)))
+        assert tuple(step.layers.ranges) == skipping.spans(budget, warm_up, layers)
 
 
 @given(

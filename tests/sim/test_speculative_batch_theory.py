@@ -28,7 +28,7 @@ from model.methods.speculative.theory import operations, predict
 from model.methods.speculative.theory import work as closed_work
 from model.outcomes import random_streams
 from model.outcomes.outcome_laws import Iid, Markov, Replay
-from model.steps import Commit, Forward
+from model.steps import Batch, Commit, Forward, LayerSpan
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.runs.sweep import resolve
@@ -92,8 +92,8 @@ def test_events_are_paths_to_the_last_bit(luck: list[list[bool]], gamma: int, ba
 
 
 def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
-    step = Forward("target", (0,) * 6, 3, 0, LAYERS, heads=6, texts=(0, 1, 2))
-    draft = step._replace(role="draft", tokens=(0,) * 3, heads=3)
+    step = Forward("target", (0,) * 6, 3, LayerSpan(0, LAYERS), heads=6, batch=Batch.uniform((0, 1, 2), 3, 2, 2))
+    draft = step._replace(role="draft", tokens=(0,) * 3, heads=3, batch=Batch.uniform((0, 1, 2), 3, heads=1))
     assert [cost.forward(step) for cost in COSTS] == [8.0, 8.0 * 7.5 / 4, 8.0 * 1.5 * 1.125]
     assert [cost.forward(draft) for cost in COSTS] == [2.0, 2.0 * 6 / 4, 2.0 * 1.25]
     for cost in COSTS:
@@ -107,14 +107,25 @@ def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
 
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_passes_over_as_many_tokens_of_fewer_texts_have_a_price_of_their_own(per_layer: bool) -> None:
+    whole = LayerSpan(0, LAYERS)
     two, three = (
-        Forward("target", (0,) * 6, 0, 0, LAYERS, heads=6, texts=tuple(range(first, first + count)))
+        Forward(
+            "target",
+            (0,) * 6,
+            0,
+            whole,
+            heads=6,
+            batch=Batch.uniform(tuple(range(first, first + count)), 0, 6 // count, 6 // count),
+        )
         for first, count in ((0, 2), (2, 3))
     )
-    drafts = [two._replace(role="draft", tokens=(0, 0), heads=2, last=1, texts=texts) for texts in ((0, 1), (2,))]
+    drafts = [
+        Forward("draft", (0, 0), 0, LayerSpan(0, 1), heads=2, batch=Batch.uniform(each, 0, 2 // len(each), 2 // len(each)))
+        for each in ((0, 1), (2,))
+    ]
 
     def steps() -> Any:
-        for step in (two, three, two._replace(at=3), *drafts):
+        for step in (two, three, two._replace(at=3, batch=Batch.uniform((0, 1), 3, 3, 3)), *drafts):
             assert (yield step) == step
         yield Commit("token", (0,))
 
@@ -299,9 +310,9 @@ def test_a_text_has_the_luck_that_it_has_alone() -> None:
     alone = rounds(sequences=None, batching=None, lengths=None)
     two, four = rounds(sequences=2, batching="static", lengths=None), rounds(sequences=4, batching="static", lengths=None)
     for one, pair, many in zip(alone, two, four, strict=True):
-        assert [each._replace(text=0) for each in one] == [each for each in pair if each.text == 0]
-        assert [each for each in pair if each.text == 1] == [each for each in many if each.text == 1]
-        assert [each._replace(text=1) for each in one] != [each for each in pair if each.text == 1]
+        assert [each._replace(sequence=0) for each in one] == [each for each in pair if each.sequence == 0]
+        assert [each for each in pair if each.sequence == 1] == [each for each in many if each.sequence == 1]
+        assert [each._replace(sequence=1) for each in one] != [each for each in pair if each.sequence == 1]
     assert random_streams.of_text("accept", 0) == "accept"
 
 
@@ -327,13 +338,15 @@ def test_hardware_prices_texts_and_their_tokens() -> None:
     assert near(off.cost.slowdown(32, 8), (1 + 0.125 * 32 + 2) / (1 + 0.125 + 0.25) * (1 + 3 * 4) / (1 + 3))
     at = operating_point(target, prompt=100, tokens=20, draft=draft, widest=4, together=8)
     for texts in (1, 2, 8):
-        numbers = tuple(range(texts)) if texts > 1 else ()
+        numbers = tuple(range(texts))
         for width in (1, 3, 4):
-            step = Forward("target", (0,) * (width * texts), 9, 0, 40, heads=width * texts, texts=numbers)
+            batch = Batch.uniform(numbers, 9, width, width) if texts > 1 else None
+            step = Forward("target", (0,) * (width * texts), 9, LayerSpan(0, 40), heads=width * texts, batch=batch)
             want = float(pass_time(target, width, 110, texts).seconds)
             assert near(at.cost.forward(step) * at.seconds_per_layer, want, 1e-12)
             assert near([at.slow.forward(step), at.fast.forward(step)], at.cost.forward(step), 1e-12)  # nothing is uncertain here
-        step = Forward("draft", (0,) * texts, 9, 0, 32, heads=texts, texts=numbers)
+        batch = Batch.uniform(numbers, 9, heads=1) if texts > 1 else None
+        step = Forward("draft", (0,) * texts, 9, LayerSpan(0, 32), heads=texts, batch=batch)
         assert near(at.cost.forward(step) * at.seconds_per_layer, float(pass_time(draft, 1, 110, texts).seconds), 1e-12)
 
 

@@ -23,7 +23,7 @@ from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths as skip_paths
 from model.methods.skipdecode import theory as skipping
 from model.methods.speculative import theory as speculative
-from model.steps import Forward, Steps
+from model.steps import Forward, LayerSpan, Steps
 from sim.theorems import select
 from sim.theorems.theorem import Theorem
 from tests.support.trying import (
@@ -76,10 +76,10 @@ def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
 def test_a_schedule_that_rises_by_hand() -> None:
     """Layers 0 and 3, then 0 alone: the third token's layer 3 lacks the second's row."""
     cache = Cache()
-    cache.write(Forward("target", (0,), 0, 0, 4, gaps=((1, 3),)))
-    cache.write(Forward("target", (0,), 1, 0, 4, gaps=((1, 4),)))
+    cache.write(Forward("target", (0,), 0, LayerSpan(0, 4, gaps=((1, 3),))))
+    cache.write(Forward("target", (0,), 1, LayerSpan(0, 4, gaps=((1, 4),))))
     with pytest.raises(RuntimeError, match=r"layers \[3, 4\) at position 2, but they hold \[1\]"):
-        cache.write(Forward("target", (0,), 2, 0, 4, gaps=((1, 3),)))
+        cache.write(Forward("target", (0,), 2, LayerSpan(0, 4, gaps=((1, 3),))))
 
 
 # --- Every theorem can fail ---
@@ -189,7 +189,7 @@ def filled_for_nothing(right: Any, owed: Any, at: int, first: int, last: int) ->
     yield from right(owed, at, first, last)
     for layer in range(first, last):
         for _ in range(9):
-            yield Forward("target", (0,), at, layer, layer + 1, texts=owed.text, rows_only=True)
+            yield Forward("target", (0,), at, LayerSpan(layer, layer + 1, kv_only=True))
 
 
 def depths_upside_down(right: Any, parameters: Any, tokens: int, depths: Iterator[Any], *rest: Any) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import DraftOutcomes, Texts, World
+from model.interpret.world import BatchWorld, DraftOutcomes, World
 from model.methods import rounds
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import dependent_acceptance as laws
@@ -155,7 +155,7 @@ def each_for_itself(right: Any, gamma: int, tokens: int, outcomes: Any, count: A
     return right(gamma, tokens, outcomes, count, most, drafted)
 
 
-def luck_of_the_first(right: Any, texts: Texts, step: Any) -> Any:
+def luck_of_the_first(right: Any, texts: BatchWorld, step: Any) -> Any:
     texts.worlds = [texts.worlds[0]] * len(texts.worlds)
     return right(texts, step)
 
@@ -178,7 +178,7 @@ def whole_drafts_of_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def _texts_of(cost: UnitCost, step: Any) -> int:
-    return max(len(step.texts), 1)
+    return int(step.batch_size)
 
 
 def spoil(fault: Any, name: str = "verify") -> Fault:
@@ -274,7 +274,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("29f", "one survives less of a record", after(one_survives_less, rounds.ReplayRounds, "survivors")),
     ("32a", "links forgotten", after(links_forgotten, static_batches, "prices")),
     ("32a", "drafts of its own alone", after(each_for_itself, static_batches, "_enter")),
-    ("32b", "the first text's luck", after(luck_of_the_first, Texts, "read")),
+    ("32b", "the first text's luck", after(luck_of_the_first, BatchWorld, "read")),
     ("32c", "a share of a pass", after(lambda right, *args: right(*args) / _texts_of(*args), UnitCost, "forward")),
     ("32d", "text by text", after(lambda right, *args: right(*args) * _texts_of(*args) ** 2, UnitCost, "forward")),
     ("32f", "all as long as the first", after(lambda right, parts: right(parts[:1] * len(parts)), static_batches, "left")),

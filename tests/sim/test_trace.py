@@ -144,7 +144,7 @@ def test_passes_say_what_they_are_of(run: Run) -> None:
     ({"width": 6, "depth": 3}, "tokens 5–7 (6 in all) · layers 2–4"),
     ({"gaps": ((2, 3),)}, "token 7 · layers 3–4"),
     ({"first": 0, "gaps": ((1, 3),)}, "token 7 · layers 0–1, 3–4"),
-    ({"rows_only": True}, "token 7 · keys and values of layers 2–4"),
+    ({"kv_only": True}, "token 7 · keys and values of layers 2–4"),
     ({"first": 4}, "token 7 · head"),
 ])  # fmt: skip
 def test_a_pass_is_named_by_its_tokens_and_layers(more: dict[str, Any], label: str) -> None:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from model.methods.speculative.algorithm import Guess, Model
-from model.steps import Forward, Read, Step
+from model.steps import Forward, LayerSpan, Read, Step
 
 Verify = Callable[..., Generator[Step, Any, tuple[int, int]]]
 
@@ -25,7 +25,7 @@ def verify(
 ) -> Generator[Step, Any, tuple[int, int]]:
     """Sampled verification, and what may be wrong about it: the bound, what a correction is drawn from, how many random numbers."""
     tokens = (text[-1], *[guess.token for guess in guesses])
-    out = yield Forward("target", tokens, len(text) - 1, 0, model.layers, None, len(tokens), model.unit)
+    out = yield Forward("target", tokens, len(text) - 1, LayerSpan(0, model.layers), None, heads=len(tokens), unit=model.unit)
     number: Any = None
     used = guesses[:room]
     for index, guess in enumerate(used):
@@ -74,7 +74,7 @@ def long_drafts_thrown_away(right: Verify, model: Model, text: Any, guesses: Any
 
 def verified_twice(right: Verify, model: Model, text: Any, guesses: Any, sampled: bool, room: int | None = None) -> Any:
     """Runs the target on the last token first, and again with the draft."""
-    yield Forward("target", (text[-1],), len(text) - 1, 0, model.layers, None, 1, model.unit)
+    yield Forward("target", (text[-1],), len(text) - 1, LayerSpan(0, model.layers), None, heads=1, unit=model.unit)
     return (yield from right(model, text, guesses, sampled, room))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from model.steps import Adopt, Fork, Forward, Join, Steps, Stop
+from model.steps import Adopt, Fork, Forward, Join, LayerSpan, Steps, Stop
 
 EXIT = 2
 """The layer at which a sub-process is started, and where its pass ends."""
@@ -12,14 +12,14 @@ EXIT = 2
 
 def _started() -> Steps:
     """Begin the pass of a token, and start the next one's; both tasks and output."""
-    out = yield Forward("target", (3,), 0, 0, EXIT)
-    subs = yield Fork((Forward("target", (4,), 1, 0, EXIT),), (1,))
+    out = yield Forward("target", (3,), 0, LayerSpan(0, EXIT))
+    subs = yield Fork((Forward("target", (4,), 1, LayerSpan(0, EXIT)),), (1,))
     return out, subs
 
 
 def adopts_one_that_runs_still() -> Steps:
     out, subs = yield from _started()
-    yield Forward("target", (3,), 0, EXIT, EXIT + 1, out)  # when this ends the other is half through
+    yield Forward("target", (3,), 0, LayerSpan(EXIT, EXIT + 1), out)  # when this ends the other is half through
     yield Adopt(subs[0], 1, EXIT)
 
 
@@ -30,7 +30,7 @@ def adopts_one_that_has_not_begun() -> Steps:
 
 def adopts_one_that_was_stopped() -> Steps:
     out, subs = yield from _started()
-    yield Forward("target", (3,), 0, EXIT, EXIT + 1, out)
+    yield Forward("target", (3,), 0, LayerSpan(EXIT, EXIT + 1), out)
     yield Stop(subs)
     yield Adopt(subs[0], 1, EXIT)
 
@@ -43,11 +43,11 @@ def adopts_one_that_was_stopped_before_it_began() -> Steps:
 
 
 def _one_pass() -> Steps:
-    yield Forward("target", (4,), 1, 0, EXIT)
+    yield Forward("target", (4,), 1, LayerSpan(0, EXIT))
 
 
 def starts_an_heir_of_one_that_was_stopped() -> Steps:
-    yield Forward("target", (3,), 0, 0, EXIT)
+    yield Forward("target", (3,), 0, LayerSpan(0, EXIT))
     subs = yield Fork((_one_pass(),), (1,))
     yield Stop(subs)
     yield Join((yield Fork((_one_pass(),), (2,), subs)))

@@ -9,7 +9,7 @@ from typing import Any
 from calibrate.loading.replicas import Replica
 from calibrate.workers import worker_pool as pool_of
 from calibrate.workers.over_processes import Parallel, started
-from model.steps import Commit, Fork, Forward, Join, Read, Steps
+from model.steps import Commit, Fork, Forward, Join, LayerSpan, Read, Steps
 from tests.support import real_models
 from tests.support.real_models import DEPTHS
 
@@ -26,8 +26,8 @@ def tiny(kind: str, seed: int = 0) -> Replica:
 def asking(token: int = 5) -> Steps:
     """A sub-process makes a pass, and the main process waits for it."""
     while True:
-        out = yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
-        subs = yield Fork((Forward("target", (token,), 2, 0, LAYERS),), (1,))
+        out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, heads=1)
+        subs = yield Fork((Forward("target", (token,), 2, LayerSpan(0, LAYERS)),), (1,))
         yield Join(subs)
         yield Commit("token", ((yield Read("next", out)),))
 

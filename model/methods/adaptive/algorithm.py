@@ -199,10 +199,10 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     text, end = list(prompt), len(prompt) + tokens
     policy = parameters.started(1)
     threshold = parameters.option("confidence_threshold") if parameters.policy == "confidence" else None
-    drafter = yield from start(parameters, text, parameters.sampled)
+    drafter, target = (yield from start(parameters, text, parameters.sampled)), Model("target", parameters.layers, 0)
     while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
         guesses = yield from offer(drafter, text, min(int(policy.length[0]), end - len(text) - 1), threshold)
-        kept, token = yield from verify(Model("target", parameters.layers, 0), text, guesses, parameters.sampled)
+        kept, token = yield from verify(target, text, guesses, parameters.sampled)
         yield from commit(text, guesses, kept, token, stop)
         policy.learn(ONLY, np.array([kept]), np.array([len(guesses)]))
         drafter.rows = min(drafter.rows, len(text) - 1)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from model.base import checks
 from model.methods.method_parameters import BATCHING, MethodParameters
-from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Steps
+from model.steps import GREEDY, SAMPLED, Commit, Forward, LayerSpan, Read, Steps
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,16 @@ class Parameters(MethodParameters):
         checks.flag("sampled", self.sampled)
         self.check_batching()
 
+
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
-    layers = parameters.layers
+    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends sequences, of `stop`."""
+    layers = LayerSpan(0, parameters.layers)
     says: Literal["next", "sample"] = SAMPLED if parameters.sampled else GREEDY
     text = list(prompt)
     if text[:-1]:
-        yield Forward("target", tuple(text[:-1]), 0, 0, layers)
+        yield Forward("target", tuple(text[:-1]), 0, layers)
     for at in range(len(prompt) - 1, len(prompt) - 1 + tokens):
-        out = yield Forward("target", (text[at],), at, 0, layers, heads=1)
+        out = yield Forward("target", (text[at],), at, layers, heads=1)
         text.append((yield Read(says, out)))
         yield Commit("token", (text[-1],))
         if text[-1] in stop:

@@ -27,7 +27,7 @@ from model.costs.layer_times import UnitCost
 from model.methods.demand import Demand
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.method_parameters import MethodParameters
-from model.steps import Commit, Continuation, Fork, Forward, Join, Read, Step, Steps
+from model.steps import Commit, Continuation, Fork, Forward, Join, LayerSpan, Read, Step, Steps
 
 RULES = ("exact", "per-beam")
 ARRANGEMENTS = ("batched", "sequential", "parallel")
@@ -132,7 +132,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     models = BeamModel("target", parameters.layers, first), BeamModel("draft", parameters.draft_layers, first)
     if first:
         for model in models:
-            yield Forward(model.role, tuple(prompt[:-1]), 0, 0, model.layers)
+            yield Forward(model.role, tuple(prompt[:-1]), 0, LayerSpan(0, model.layers))
     # All hypotheses start as copies of the prompt; only the first has any probability, so that no text is found twice.
     scores = (0.0, *[-math.inf] * (parameters.beams - 1))
     beams = [Hypothesis(Node(prompt[-1], None, first), score) for score in scores]
@@ -198,15 +198,16 @@ class BeamModel:
                     place[node] = len(nodes)
                     nodes.append(node)
         before: dict[Node | None, int] = self.held[at - self.first - 1] if at > self.first else {None: 0}
-        after = tuple([place[node.before] if node.position > at else -1 - before[node.before] for node in nodes])
+        tree = tuple([place[node.before] if node.position > at else -1 - before[node.before] for node in nodes])
         del self.held[at - self.first :]
         for node in sorted(nodes, key=lambda node: node.position):
             if node.position - self.first == len(self.held):
                 self.held.append({})
             self.held[-1][node] = len(self.held[-1])
-        straight = after == tuple(range(-1, len(nodes) - 1))  # one text, behind another or none
+        straight = tree == tuple(range(-1, len(nodes) - 1))  # one text, behind another or none
         tokens = tuple([node.token for node in nodes])
-        out = yield Forward(self.role, tokens, at, 0, self.layers, heads=len(ends), after=() if straight else after)
+        layers = LayerSpan(0, self.layers)
+        out = yield Forward(self.role, tokens, at, layers, heads=len(ends), tree=() if straight else tree)
         return out, [place[end] for end in ends]
 
     def _lacking_from(self, end: Node) -> int:

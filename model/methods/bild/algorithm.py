@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from model.base import checks
 from model.methods.draft_model import MAX_DRAFT, DraftModel
 from model.methods.speculative.algorithm import Guess, Model, look, start
-from model.steps import Commit, Forward, Read, Step, Steps, ended
+from model.steps import Commit, Forward, LayerSpan, Read, Step, Steps, ended
 
 VARIANTS = ("paper", "code")
 UNSURE, UNLIKELY = 0.5, 1.0
@@ -110,6 +110,7 @@ class Parameters(DraftModel):
         """The most tokens of one pass of the large model: behind a rollback one more than are kept and corrected."""
         return self.longest_draft + 1
 
+
 class Draft(NamedTuple):
     """What the small model wrote, whether it stopped because it was unsure, and the outputs of all its passes."""
 
@@ -127,7 +128,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
     else:
         small = Model("target", parameters.exit_layer, 0, len(text) - 1)
         if small.rows:
-            yield Forward("target", tuple(text[:-1]), 0, 0, parameters.layers)
+            yield Forward("target", tuple(text[:-1]), 0, LayerSpan(0, parameters.layers))
     while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
         written = yield from write(parameters, small, text, min(parameters.max_draft_length, end - len(text) - 1))
         if parameters.exit_layer is None:
@@ -145,7 +146,7 @@ def write(parameters: Parameters, model: Model, text: Sequence[int], length: int
     outputs: list[Any] = []
     ahead = list(text)
     while len(guesses) < length:
-        out = yield Forward(model.role, tuple(ahead[model.rows :]), model.rows, 0, model.layers, None, 1, model.unit)
+        out = yield Forward(model.role, tuple(ahead[model.rows :]), model.rows, model.span, heads=1, unit=model.unit)
         model.rows = len(ahead)
         outputs.append(out)
         token = yield Read("next", out)
@@ -161,9 +162,10 @@ def _look_deeper(parameters: Parameters, model: Model, text: Sequence[int], writ
     new = (text[-1], *[guess.token for guess in written.guesses])
     states = written.outputs
     if model.rows < len(text) + len(new) - 1:
-        states = [*states, (yield Forward("target", new[-1:], model.rows, 0, model.layers))]
+        states = [*states, (yield Forward("target", new[-1:], model.rows, model.span))]
         model.rows = len(text) + len(new) - 1
-    return (yield Forward("target", new, len(text) - 1, model.layers, parameters.layers, tuple(states), len(new)))
+    rest = LayerSpan(model.layers, parameters.layers)
+    return (yield Forward("target", new, len(text) - 1, rest, tuple(states), len(new)))
 
 
 def _decide(
@@ -190,7 +192,7 @@ def _decide(
     # What was taken back had room behind it for the large model's token: so has one more.
     if back and parameters.variant == "code" and text[-1] not in stop:
         unread = kept + 2
-        out = yield Forward("target", tuple(text[-unread:]), len(text) - unread, 0, large.layers, None, 1, large.unit)
+        out = yield Forward("target", tuple(text[-unread:]), len(text) - unread, large.span, heads=1, unit=large.unit)
         text.append((yield Read("next", out)))
         yield Commit("again", (text[-1],), 0)
     return read

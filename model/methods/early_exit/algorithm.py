@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.methods import batching
 from model.methods.method_parameters import STATIC
-from model.steps import Commit, Forward, Read, Step, Steps
+from model.steps import Batch, Commit, Forward, LayerSpan, Read, Step, Steps
 
 FORMS = ("paper", "code")
 MEASURES = ("softmax", "state")
@@ -169,14 +169,14 @@ class Parameters(batching.StaticBatching):
 def decode(
     parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = (), prompts: Sequence[Sequence[int]] = ()
 ) -> Steps:
-    """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one.
+    """The process: decode `tokens` tokens, or as many as `lengths` says of each sequence, after a prompt of at least one.
 
-    A text ends with a token of `stop` too. All texts have the same prompt, or one of `prompts` each, all as long as that.
+    A sequence ends with a token of `stop` too. All have the same prompt, or one of `prompts` each, all as long as that.
     """
     parameters.check_tokens(tokens)
-    start = len(prompt) - 1
+    start, whole = len(prompt) - 1, LayerSpan(0, parameters.exit_layer or parameters.layers)
     if start and not prompts:
-        yield Forward("target", tuple(prompt[:-1]), 0, 0, parameters.layers)
+        yield Forward("target", tuple(prompt[:-1]), 0, LayerSpan(0, parameters.layers))
     for batch in parameters.batches(tokens):
         yield from batching.read_prompts(parameters.layers, prompt, prompts, tuple(batch))
         last = dict(zip(batch, batching.last_words(prompt, prompts, tuple(batch)), strict=True))
@@ -184,27 +184,26 @@ def decode(
         if parameters.fill == "backfill":
             owed = Owed(parameters.layers, start, tuple(batch) if parameters.decoded_sequences > 1 else ())
         for column in range(max(batch.values())):
-            texts = tuple(text for text, length in batch.items() if length > column and (last[text] not in stop or not column))
-            if not texts:
+            live = tuple([each for each, length in batch.items() if length > column and (last[each] not in stop or not column)])
+            if not live:
                 break
-            step = Forward(
-                "target", tuple(last[text] for text in texts), start + column, 0, parameters.layers, heads=len(texts),
-                texts=texts if parameters.decoded_sequences > 1 else (),
-            )  # fmt: skip
+            words, at = tuple([last[each] for each in live]), start + column
+            together = Batch.uniform(live, at, heads=1) if parameters.decoded_sequences > 1 else None
+            step = Forward("target", words, at, whole, heads=len(live), batch=together)
             if parameters.exit_layer is not None:
-                out = yield step._replace(last=parameters.exit_layer)
+                out = yield step
             else:
                 out = yield from _leave_early(parameters, step, parameters.needed(column), owed)
-            for index, text in enumerate(texts):
-                last[text] = yield Read("next", out, index - len(texts))
-            yield Commit("column", tuple(last[text] for text in texts))
+            for index, each in enumerate(live):
+                last[each] = yield Read("next", out, index - len(live))
+            yield Commit("column", tuple([last[each] for each in live]))
 
 
 class Owed:
     """Rows that were skipped: of each layer how many it holds, and of all positions the tokens and the states they left with."""
 
-    def __init__(self, layers: int, start: int, text: tuple[int, ...]) -> None:
-        self.text = text
+    def __init__(self, layers: int, start: int, sequences: tuple[int, ...]) -> None:
+        self.sequences = sequences
         self.held = [start] * layers
         self.start = start
         self.tokens: list[int] = []
@@ -212,7 +211,7 @@ class Owed:
 
 
 def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: Owed | None) -> Generator[Step, Any, Any]:
-    """Run layers until they are sure of all texts; the output that the tokens are read from."""
+    """Run layers until they are sure of all sequences; the output that the tokens are read from."""
     layers, width = parameters.layers, len(step.tokens)
     softmax = parameters.measure == "softmax"
     out, depth = None, 0
@@ -222,12 +221,12 @@ def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: 
             yield from _backfill(owed, step.at, depth, behind)
         heads = width if softmax or behind == layers else 0
         compared = 0 if softmax or behind == layers else width
-        out = yield step._replace(first=depth, last=behind, state=out, heads=heads, compared=compared)
+        out = yield _replaced(step, LayerSpan(depth, behind), out, heads, compared)
         depth = behind
         if depth < layers and (yield from _sure(out, "confidence" if softmax else "saturation", width, threshold)):
             break
     if depth < layers and not softmax:
-        state, out = out, (yield step._replace(first=depth, last=depth, state=out))
+        state, out = out, (yield _replaced(step, LayerSpan(depth, depth), out, width))
     else:
         state = out
     if owed is not None:
@@ -235,8 +234,14 @@ def _leave_early(parameters: Parameters, step: Forward, threshold: float, owed: 
         owed.tokens += step.tokens
         owed.states.append(state)
     elif depth < layers:
-        yield step._replace(first=depth, last=layers, state=state, heads=0, rows_only=True)
+        yield _replaced(step, LayerSpan(depth, layers, kv_only=True), state)
     return out
+
+
+def _replaced(step: Forward, layers: LayerSpan, state: Any, heads: int = 0, compared: int = 0) -> Forward:
+    """The same tokens in other layers."""
+    batch = step.batch and Batch.uniform(step.batch.sequences, step.at, heads=int(heads > 0))
+    return step._replace(layers=layers, state=state, heads=heads, batch=batch, compared=compared)
 
 
 def _sure(out: Any, measure: Literal["confidence", "saturation"], width: int, threshold: float) -> Generator[Step, Any, bool]:
@@ -246,15 +251,17 @@ def _sure(out: Any, measure: Literal["confidence", "saturation"], width: int, th
     return True
 
 
-def _backfill(owed: Owed, at: int, first: int, last: int) -> Steps:
-    """Make the rows that layers [first, last) lack of the positions before."""
+def _backfill(owed: Owed, until: int, first: int, last: int) -> Steps:
+    """Make the rows that layers [first, last) lack of the positions before `until`."""
     for layer in range(first, last):
         lacking = owed.held[layer] - owed.start
         tokens = tuple(owed.tokens[lacking:])
         if tokens:
             states = tuple(owed.states[lacking:])
-            yield Forward("target", tokens, owed.held[layer], layer, layer + 1, states, texts=owed.text, rows_only=True)
-            owed.held[layer] = at
+            at = owed.held[layer]
+            batch = Batch.uniform(owed.sequences, at, len(tokens)) if owed.sequences else None
+            yield Forward("target", tokens, at, LayerSpan(layer, layer + 1, kv_only=True), states, batch=batch)
+            owed.held[layer] = until
 
 
 def decayed_threshold(

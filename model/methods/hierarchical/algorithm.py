@@ -93,18 +93,20 @@ class Parameters(DraftModel):
         """The most tokens of one pass of the large model."""
         return self.longest_draft + 1
 
+
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
     """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
     text, end = list(prompt), len(prompt) + tokens
     small = yield from start(parameters, text, parameters.sampled)
     medium = Model("medium", parameters.medium_layers, min(1, parameters.units - 1), small.rows, parameters.sampled)
     if medium.rows:
-        yield Forward("medium", tuple(text[:-1]), 0, 0, medium.layers, unit=medium.unit)
+        yield Forward("medium", tuple(text[:-1]), 0, medium.span, unit=medium.unit)
+    target = Model("target", parameters.layers, 0)
     offer = _recursively if parameters.reading == "recursive" else _at_once
     while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
         room = end - len(text) - 1  # the large model gives the last token itself
         guesses = yield from offer(parameters, small, medium, text, room)
-        kept, token = yield from verify(Model("target", parameters.layers, 0), text, guesses, parameters.sampled)
+        kept, token = yield from verify(target, text, guesses, parameters.sampled)
         yield from commit(text, guesses, kept, token, stop)
         _forget(text, small, medium)
 

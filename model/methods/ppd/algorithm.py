@@ -23,13 +23,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.methods.demand import Demand
 from model.methods.method_parameters import MethodParameters
-from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, Read, Steps, Stop
+from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 
 HEAD = 1  # a pass projects one position; the steps' fields go unnamed here because naming them costs the simulator 2 %
 FORMS = ("literal", "eager", "nested", "flat")
@@ -196,9 +197,9 @@ def _within(age: float, stretches: Sequence[Sequence[float]]) -> str | None:
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:
-    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends texts, of `stop`."""
+    """The process: decode `tokens` tokens after a prompt of at least one, or until one that ends sequences, of `stop`."""
     if prompt[:-1]:
-        yield Forward("target", tuple(prompt[:-1]), 0, 0, parameters.layers)
+        yield Forward("target", tuple(prompt[:-1]), 0, LayerSpan(0, parameters.layers))
     form = {"literal": _barrier, "flat": _barrier, "eager": _eager, "nested": _nested}[parameters.form]
     yield from form(parameters, prompt[-1], len(prompt) - 1, len(prompt) - 1 + tokens, stop)
 
@@ -206,12 +207,13 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
     """Algorithm 2. The main process is at depth `depth` of `token`, whose early prediction is made at layer `gap`."""
     layers, exit_layer, candidates, places, says = _fields(parameters)
+    span = cache(LayerSpan)  # few differ, and every round has some
     depth, gap, out = 0, exit_layer, None
     while True:
-        out = yield Forward("target", (token,), at, depth, gap, out, HEAD)
+        out = yield Forward("target", (token,), at, span(depth, gap), out, HEAD)
         early = yield Read("top", out, -1, candidates)
-        subs = yield Fork(_ahead(early, at + 1, layers - gap, places), places)
-        out = yield Forward("target", (token,), at, gap, layers, out, HEAD)
+        subs = yield Fork(_ahead(early, at + 1, span(0, layers - gap), places), places)
+        out = yield Forward("target", (token,), at, span(gap, layers), out, HEAD)
         yield Join(subs)
         token, at = (yield Read(says, out)), at + 1
         match, done = token in early, at == end or token in stop
@@ -229,12 +231,13 @@ def _barrier(parameters: Parameters, token: int, at: int, end: int, stop: Collec
 def _eager(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
     """As Algorithm 2, but sub-processes run to their exit layer, and only the right one is ever waited for."""
     layers, exit_layer, candidates, places, says = _fields(parameters)
-    depth, out = 0, None
+    below, head_alone, above = LayerSpan(0, exit_layer), LayerSpan(exit_layer, exit_layer), LayerSpan(exit_layer, layers)
+    first, out = below, None
     while True:
-        out = yield Forward("target", (token,), at, depth, exit_layer, out, HEAD)
+        out = yield Forward("target", (token,), at, first, out, HEAD)
         early = yield Read("top", out, -1, candidates)
-        subs = yield Fork(_ahead(early, at + 1, exit_layer, places), places)
-        out = yield Forward("target", (token,), at, exit_layer, layers, out, HEAD)
+        subs = yield Fork(_ahead(early, at + 1, below, places), places)
+        out = yield Forward("target", (token,), at, above, out, HEAD)
         token, at = (yield Read(says, out)), at + 1
         match, done = token in early, at == end or token in stop
         right = early.index(token) if match and not done else None
@@ -243,22 +246,23 @@ def _eager(parameters: Parameters, token: int, at: int, end: int, stop: Collecti
         yield Commit("match" if match else "miss", (token,))
         if done:
             return
-        depth, out = 0, None
+        first, out = below, None
         if right is not None:
-            depth = exit_layer
+            first = head_alone
             yield Join((wanted,))
-            out = yield _promoted(subs, right, at, depth, candidates)
+            out = yield _promoted(subs, right, at, exit_layer, candidates)
 
 
 def _nested(parameters: Parameters, token: int, at: int, end: int, stop: Collection[int]) -> Steps:
     """A process that decodes what follows `token` and starts the like for each candidate. On a match the right one goes on."""
     layers, exit_layer, candidates, _, says = _fields(parameters)
+    below, above = LayerSpan(0, exit_layer), LayerSpan(exit_layer, layers)
     anywhere = (None,) * candidates
     while True:
-        out = yield Forward("target", (token,), at, 0, exit_layer, None, HEAD)
+        out = yield Forward("target", (token,), at, below, None, HEAD)
         early = yield Read("top", out, -1, candidates)
         subs = yield Fork(tuple(_nested(parameters, guess, at + 1, end, stop) for guess in early), anywhere)
-        out = yield Forward("target", (token,), at, exit_layer, layers, out, HEAD)
+        out = yield Forward("target", (token,), at, above, out, HEAD)
         token, at = (yield Read(says, out)), at + 1
         match, done = token in early, at == end or token in stop
         yield Stop(tuple(sub for guess, sub in zip(early, subs, strict=True) if guess != token or done))
@@ -269,11 +273,11 @@ def _nested(parameters: Parameters, token: int, at: int, end: int, stop: Collect
             return
 
 
-def _ahead(early: Sequence[int], at: int, last: int, places: Sequence[int]) -> tuple[Forward, ...]:
+def _ahead(early: Sequence[int], at: int, layers: LayerSpan, places: Sequence[int]) -> tuple[Forward, ...]:
     """The passes of a round's sub-processes: one for each candidate, or on a single unit one for all, none following another."""
     if len(places) < len(early):
-        return (Forward("target", tuple(early), at, 0, last, after=(-1,) * len(early)),)
-    return tuple([Forward("target", (guess,), at, 0, last) for guess in early])
+        return (Forward("target", tuple(early), at, layers, tree=(-1,) * len(early)),)
+    return tuple([Forward("target", (guess,), at, layers) for guess in early])
 
 
 def _promoted(subs: Sequence[Any], right: int, at: int, depth: int, candidates: int) -> Adopt:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.methods import batching
-from model.steps import Commit, Forward, Read, Steps
+from model.steps import Batch, Commit, Forward, LayerSpan, Read, Steps
 
 Floats = NDArray[np.float64]
 
@@ -99,29 +99,29 @@ class Parameters(batching.StaticBatching):
 def decode(
     parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = (), prompts: Sequence[Sequence[int]] = ()
 ) -> Steps:
-    """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one.
+    """The process: decode `tokens` tokens, or as many as `lengths` says of each sequence, after a prompt of at least one.
 
-    A text ends with a token of `stop` too. All texts have the same prompt, or one of `prompts` each, all as long as that.
+    A sequence_length ends with a token of `stop` too. All have the same prompt, or one of `prompts` each, all as long as that.
     """
     parameters.check_tokens(tokens)
-    gaps = [skipped(parameters, budget) for budget in schedule(parameters, tokens)]
     layers, start = parameters.layers, len(prompt) - 1
+    spans = [LayerSpan(0, layers, skipped(parameters, budget)) for budget in schedule(parameters, tokens)]
     if start and not prompts:
-        yield Forward("target", tuple(prompt[:-1]), 0, 0, layers)
+        yield Forward("target", tuple(prompt[:-1]), 0, LayerSpan(0, layers))
     for batch in parameters.batches(tokens):
-        texts = tuple(batch)
-        yield from batching.read_prompts(layers, prompt, prompts, texts)
-        words = batching.last_words(prompt, prompts, texts)
+        sequences = tuple(batch)
+        yield from batching.read_prompts(layers, prompt, prompts, sequences)
+        words = batching.last_words(prompt, prompts, sequences)
         for column in range(max(batch.values())):
-            if column in batch.values() or any(word in stop for word in words):  # texts that have ended
+            if column in batch.values() or any(word in stop for word in words):  # sequences that have ended
                 going = [word not in stop or not column for word in words]
-                live = [index for index, text in enumerate(texts) if batch[text] > column and going[index]]
-                texts, words = tuple([texts[index] for index in live]), tuple([words[index] for index in live])
-            if not texts:
+                live = [index for index, number in enumerate(sequences) if batch[number] > column and going[index]]
+                sequences, words = tuple([sequences[index] for index in live]), tuple([words[index] for index in live])
+            if not sequences:
                 break
-            width = len(texts)
-            numbers = texts if parameters.decoded_sequences > 1 else ()
-            out = yield Forward("target", words, start + column, 0, layers, None, width, None, (), numbers, gaps[column])
+            width, at = len(sequences), start + column
+            together = Batch.uniform(sequences, at, heads=1) if parameters.decoded_sequences > 1 else None
+            out = yield Forward("target", words, at, spans[column], heads=width, batch=together)
             read = []
             for offset in range(-width, 0):
                 read.append((yield Read("next", out, offset)))

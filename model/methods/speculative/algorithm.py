@@ -4,10 +4,10 @@ Algorithm 1 of [Leviathan2023] (Algorithm 2 of [Chen2023] is the same with other
 the target's own; sampled, with chance min(1, p/q), and the first that is not is replaced by one from norm(max(0, p - q)), so that
 the output has the target's law exactly. A round gives one token more than it accepts. Drafts are cut to what remains to be decoded.
 
-Texts of a batch draft together and are verified in one pass; each takes what it accepts, so that they stand at unequal positions. A
-round drafts as many tokens for all as for the text that can use the most, and what is beyond a text's end is not looked at. Texts
-that have ended leave the batch; the next one begins when all have. So a static batch is decoded; of one that is kept full one
-sequence is, whose drafts are never cut (`model/methods/batching.py`).
+Sequences of a batch draft together and are verified in one pass; each takes what it accepts, so that their positions differ. A
+round drafts as many tokens for all as for the sequence that can use the most, and what is beyond the end of a sequence is not
+looked at. Those that have ended leave the batch; the next one begins when all have. So a static batch is decoded; of one that is
+kept full one sequence is, whose drafts are never cut (`model/methods/batching.py`).
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -17,7 +17,7 @@ arXiv:2211.17192.
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from model.base import checks
 from model.methods import batching
 from model.methods.draft_model import MAX_DRAFT, DraftModel
 from model.methods.method_parameters import BATCHING, CONTINUOUS
-from model.steps import GREEDY, SAMPLED, Commit, Forward, Read, Step, Steps, ended
+from model.steps import GREEDY, SAMPLED, Batch, Commit, Forward, LayerSpan, Read, Step, Steps, ended
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class Guess(NamedTuple):
 
 
 @dataclass
-class Text:
-    """A text that is decoded: its tokens so far and where it ends, how many positions of it the draft model's cache holds, and its
-    number in a batch.
+class RunningSequence:
+    """A sequence that is decoded: its tokens so far and where it ends, how many positions of it the draft model's cache holds, and
+    its number in a batch.
     """
 
     tokens: list[int]
@@ -108,9 +108,9 @@ class Text:
 def decode(
     parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = (), prompts: Sequence[Sequence[int]] = ()
 ) -> Steps:
-    """The process: decode `tokens` tokens, or as many as `lengths` says of each text, after a prompt of at least one.
+    """The process: decode `tokens` tokens, or as many as `lengths` says of each sequence, after a prompt of at least one.
 
-    A text ends with a token of `stop` too. All texts have the same prompt, or one of `prompts` each. Of a batch that is kept full
+    A sequence ends with a token of `stop` too. All have the same prompt, or one of `prompts` each. Of a batch that is kept full
     it is one sequence, and so of one in lockstep.
     """
     parameters.check_tokens(tokens)
@@ -119,11 +119,11 @@ def decode(
         return
     prompt = prompts[0] if prompts else prompt
     text, end = list(prompt), len(prompt) + tokens
-    drafter = yield from start(parameters, text, parameters.sampled)
+    drafter, target = (yield from start(parameters, text, parameters.sampled)), Model("target", parameters.layers, 0)
     while len(text) < end and (len(text) == len(prompt) or text[-1] not in stop):
         room = end - len(text) - 1
         guesses = yield from draft(drafter, text, min(parameters.draft_length, room) if parameters.cut else parameters.draft_length)
-        kept, token = yield from verify(Model("target", parameters.layers, 0), text, guesses, parameters.sampled, room)
+        kept, token = yield from verify(target, text, guesses, parameters.sampled, room)
         yield from commit(text, guesses, kept, token, stop)
         drafter.rows = min(drafter.rows, len(text) - 1)
 
@@ -131,95 +131,104 @@ def decode(
 def _in_batches(
     parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int], prompts: Sequence[Sequence[int]]
 ) -> Steps:
-    """The same of several texts: all that are left draft together, then are verified together."""
+    """The same of several sequences: all that are left draft together, then are verified together."""
     target, gamma = Model("target", parameters.layers, 0), parameters.draft_length
     drafter = yield from start(parameters, [0] if prompts else prompt, parameters.sampled)
     for batch in parameters.batches(tokens):
-        live: list[Text] = []
+        live: list[RunningSequence] = []
         for number, length in batch.items():
             own = prompts[number] if prompts else prompt
-            live.append(Text([*own], len(own) + length, len(own) - 1, number))
+            live.append(RunningSequence([*own], len(own) + length, len(own) - 1, number))
             if prompts:
                 yield from read(parameters, drafter, live[-1])
         while live:
-            drafted = yield from draft_together(drafter, live, min(gamma, max(text.room for text in live)))
+            drafted = yield from draft_together(drafter, live, min(gamma, max(each.room for each in live)))
             yield from _take(target, live, drafted, parameters.sampled, stop)
-            live = [text for text in live if text.room >= 0 and text.tokens[-1] not in stop]
+            live = [each for each in live if each.room >= 0 and each.tokens[-1] not in stop]
 
 
 def _take(
-    target: Model, texts: Sequence[Text], drafted: Sequence[Sequence[Guess]], sampled: bool, stop: Collection[int]
+    target: Model, live: Sequence[RunningSequence], drafted: Sequence[Sequence[Guess]], sampled: bool, stop: Collection[int]
 ) -> Steps:
-    """Check the drafted tokens of all texts in one pass, and put out what each keeps."""
+    """Check the drafted tokens of all sequences in one pass, and commit what each keeps."""
     width = len(drafted[0]) + 1
-    words = [(text.tokens[-1], *[guess.token for guess in guesses]) for text, guesses in zip(texts, drafted, strict=True)]
-    out = yield _over(target, texts, words, [len(text.tokens) - 1 for text in texts], width)
-    for index, (text, guesses) in enumerate(zip(texts, drafted, strict=True), -len(texts)):
-        own = guesses[: text.room]
+    words = [(each.tokens[-1], *[guess.token for guess in guesses]) for each, guesses in zip(live, drafted, strict=True)]
+    out = yield _over(target, live, words, [len(each.tokens) - 1 for each in live], width)
+    for index, (each, guesses) in enumerate(zip(live, drafted, strict=True), -len(live)):
+        own = guesses[: each.room]
         kept, token = yield from judge(out, own, sampled, index * width)
-        yield from commit(text.tokens, own, kept, token, stop, text.number)
-        text.rows = min(text.rows, len(text.tokens) - 1)
+        yield from commit(each.tokens, own, kept, token, stop, each.number)
+        each.rows = min(each.rows, len(each.tokens) - 1)
 
 
 @dataclass
 class Model:
-    """A model of the decoder's, the unit it runs on, and how many positions of the text its cache holds."""
+    """A model of the decoder's, the unit it runs on, and how many positions of the sequence its cache holds."""
 
     role: str
     layers: int
     unit: int
     rows: int = 0
     sampled: bool = False
+    span: LayerSpan = field(init=False)
+    """All its layers: what each of its passes runs."""
+
+    def __post_init__(self) -> None:
+        self.span = LayerSpan(0, self.layers)
 
 
 def start(parameters: DraftModel, text: Sequence[int], sampled: bool = False) -> Generator[Step, Any, Model]:
     """Let both models read the prompt but for its last token; the draft model."""
     rows = len(text) - 1
     drafter = Model("draft", parameters.draft_layers, parameters.units - 1, rows, sampled)
-    yield from read(parameters, drafter, Text([*text], 0, rows))
+    yield from read(parameters, drafter, RunningSequence([*text], 0, rows))
     return drafter
 
 
-def read(parameters: Any, drafter: Model, text: Text) -> Steps:
-    """Let both models read a text but for its last token."""
-    words, numbers = tuple(text.tokens[:-1]), () if text.number is None else (text.number,)
+def read(parameters: Any, drafter: Model, sequence: RunningSequence) -> Steps:
+    """Let both models read a sequence but for its last token."""
+    words, batch = tuple(sequence.tokens[:-1]), None
     if words:
-        yield Forward("target", words, 0, 0, parameters.layers, texts=numbers)
-        yield Forward("draft", words, 0, 0, drafter.layers, unit=drafter.unit, texts=numbers)
+        if sequence.number is not None:
+            batch = Batch.uniform((sequence.number,), 0, len(words))
+        yield Forward("target", words, 0, LayerSpan(0, parameters.layers), batch=batch)
+        yield Forward("draft", words, 0, drafter.span, unit=drafter.unit, batch=batch)
 
 
 def draft(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, list[Guess]]:
-    """Have so many tokens drafted behind the text, one after another."""
-    one = Text([*text], 0, model.rows)
+    """Have so many tokens drafted after the text, one after another."""
+    one = RunningSequence([*text], 0, model.rows)
     found = yield from draft_together(model, [one], length)
     model.rows = one.rows
     return found[0]
 
 
-def draft_together(model: Model, texts: Sequence[Text], length: int) -> Generator[Step, Any, list[list[Guess]]]:
-    """Have so many tokens drafted behind each text, one after another, in passes over all of them."""
-    guesses: list[list[Guess]] = [[] for _ in texts]
-    ahead = [[*text.tokens] for text in texts]
+def draft_together(model: Model, live: Sequence[RunningSequence], length: int) -> Generator[Step, Any, list[list[Guess]]]:
+    """Have so many tokens drafted after each sequence, one after another, in passes over all of them."""
+    guesses: list[list[Guess]] = [[] for _ in live]
+    ahead = [[*each.tokens] for each in live]
     for _ in range(length):
-        # After a round whose drafts were all kept a text has two tokens to read: the last of them, and the target's own. All
-        # texts of the batch read two then, the others one of them again.
-        width = max(len(own) - text.rows for text, own in zip(texts, ahead, strict=True))
-        out = yield _over(model, texts, [own[-width:] for own in ahead], [len(own) - width for own in ahead], 1)
-        for index, (text, own) in enumerate(zip(texts, ahead, strict=True)):
-            text.rows, offset = len(own), (index + 1 - len(texts)) * width - 1
+        # After a round whose drafts were all kept a sequence has two tokens to read: the last of them, and the target's own. All
+        # sequences of the batch read two then, the others one of them again.
+        width = max(len(own) - each.rows for each, own in zip(live, ahead, strict=True))
+        out = yield _over(model, live, [own[-width:] for own in ahead], [len(own) - width for own in ahead], 1)
+        for index, (each, own) in enumerate(zip(live, ahead, strict=True)):
+            each.rows, offset = len(own), (index + 1 - len(live)) * width - 1
             guesses[index].append(Guess((yield Read(SAMPLED if model.sampled else GREEDY, out, offset)), out, offset))
             own.append(guesses[index][-1].token)
     return guesses
 
 
-def _over(model: Model, texts: Sequence[Text], words: Sequence[Sequence[int]], places: Sequence[int], heads: int) -> Forward:
-    """A pass over as many words of each text, from its place on, that projects so many of each."""
+def _over(
+    model: Model, live: Sequence[RunningSequence], words: Sequence[Sequence[int]], positions: Sequence[int], heads: int
+) -> Forward:
+    """One pass over `words` of each sequence, as many of each, from `positions` on: the last `heads` of each are projected."""
+    if live[0].number is None:
+        return Forward(model.role, tuple(words[0]), positions[0], model.span, None, heads, model.unit)
     tokens = tuple([word for own in words for word in own])
-    numbers = tuple([text.number for text in texts if text.number is not None])
-    unequal = tuple(places) if len({*places}) > 1 else ()
-    return Forward(
-        model.role, tokens, min(places), 0, model.layers, None, heads * len(texts), model.unit, texts=numbers, places=unequal
-    )
+    numbers = tuple([each.number for each in live if each.number is not None])
+    batch = Batch.uniform(numbers, tuple(positions), len(words[0]), heads)
+    return Forward(model.role, tokens, min(positions), model.span, None, heads * len(live), model.unit, batch=batch)
 
 
 def verify(
@@ -233,7 +242,7 @@ def verify(
 def look(model: Model, text: Sequence[int], guesses: Sequence[Guess], unread: int = 1) -> Forward:
     """The pass over the drafted tokens, and over so many of the text's last that the model has not read."""
     width = (*text[-unread:], *[guess.token for guess in guesses])
-    return Forward(model.role, width, len(text) - unread, 0, model.layers, None, len(guesses) + 1, model.unit)
+    return Forward(model.role, width, len(text) - unread, model.span, None, len(guesses) + 1, model.unit)
 
 
 def judge(
@@ -263,8 +272,8 @@ def judge(
 def commit(
     text: list[int], guesses: Sequence[Guess], kept: int, token: int, stop: Collection[int] = (), number: int | None = None
 ) -> Steps:
-    """Put out what a round gave: the drafted tokens that were kept and one more; nothing behind one that ends texts, of `stop`."""
+    """Commit what a round gave: the drafted tokens that were kept and one more, up to one that ends sequences, of `stop`."""
     new = [*[guess.token for guess in guesses[:kept]], token]
     new = ended(new, stop)
     text += new
-    yield Commit("round", tuple(new), len(guesses), text=number)
+    yield Commit("round", tuple(new), len(guesses), sequence=number)

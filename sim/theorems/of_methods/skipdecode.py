@@ -19,7 +19,7 @@ from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths as sampler
 from model.methods.skipdecode import theory as formulas
-from model.steps import CacheError, Forward
+from model.steps import CacheError, Forward, LayerSpan
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import digits
@@ -110,7 +110,7 @@ def what_rises_is_refused(x: Example) -> None:
     if fewer == more:
         return
     cache, parameters = Cache(), choice({**x, "min_layers": fewer, "max_layers": more, "warm_up": min(x["warm_up"], fewer)})
-    passes = [Forward("target", (0,), at, 0, layers, gaps=skipdecode.skipped(parameters, budget))
+    passes = [Forward("target", (0,), at, LayerSpan(0, layers, gaps=skipdecode.skipped(parameters, budget)))
               for at, budget in enumerate((more, fewer, more))]  # fmt: skip
     cache.write(passes[0])
     cache.write(passes[1])

@@ -109,7 +109,7 @@ def events_are_paths(x: Example) -> None:
 def texts_are_what_they_are_alone(x: Example) -> None:
     found = _counted(x)
     for number, own in enumerate(x["texts"]):
-        mine = [each._replace(text=None) for each in found.committed if each.text in (number, None)]
+        mine = [each._replace(sequence=None) for each in found.committed if each.sequence in (number, None)]
         equal(f"commits of text {number}", mine, _counted({**x, "texts": [own]}).committed)
 
 

@@ -1,0 +1,223 @@
+"""Passes over sequences of unequal positions and widths are, without tensors, the union of the passes of each sequence."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.architectures.transformer import preset
+from model.costs.layer_times import UnitCost
+from model.costs.pass_seconds import PassCost
+from model.hardware.cost_models import UniformLayers
+from model.interpret.account import Account, kind_of
+from model.interpret.interpreter import Cache, count
+from model.interpret.world import BatchWorld, DraftOutcomes, World
+from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps
+from sim.engine.cluster import Cluster
+from sim.engine.events import simulate
+from tests.support.tiers import examples
+
+LAYERS = 4
+WHOLE = LayerSpan(0, LAYERS)
+SPANS = (WHOLE, LayerSpan(0, 2), LayerSpan(0, LAYERS, ((1, 3),)), LayerSpan(0, LAYERS, kv_only=True))
+
+
+def step_of(batch: Batch, layers: LayerSpan = WHOLE, role: str = "target", **more: Any) -> Forward:
+    tokens = tuple(range(7, 7 + sum(batch.widths)))
+    return Forward(role, tokens, min(batch.positions), layers, heads=sum(batch.heads), batch=batch, **more)
+
+
+@st.composite
+def batches(draw: st.DrawFn, furthest: int = 6) -> Batch:
+    numbers = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True))
+    each = [st.integers(0, furthest), st.integers(1, 4)]
+    positions, widths = (tuple(draw(st.tuples(*[one] * len(numbers)))) for one in each)
+    heads = tuple(draw(st.tuples(*[st.integers(0, width) for width in widths])))
+    return Batch(tuple(numbers), positions, widths, heads)
+
+
+def parts(step: Forward) -> list[Forward]:
+    return [step.part(index) for index in range(step.batch_size)]
+
+
+def accepted(cache: Cache, step: Forward) -> bool:
+    try:
+        cache.write(step)
+    except CacheError:
+        return False
+    return True
+
+
+@given(batches(), st.sampled_from(SPANS), st.booleans())
+@settings(max_examples=examples(60))
+def test_a_pass_is_its_parts_one_after_another(batch: Batch, layers: LayerSpan, compared: bool) -> None:
+    step = step_of(batch, layers, compared=compared * sum(batch.widths))
+    own = parts(step)
+    assert step.tokens == tuple(token for each in own for token in each.tokens)
+    assert [*step.positions] == [at for each in own for at in each.positions]
+    assert step.end == max(each.end for each in own)
+    assert step.width == max(len(each.tokens) for each in own)
+    assert (step.heads, step.compared) == (sum(each.heads for each in own), sum(each.compared for each in own))
+    assert {(each.batch, each.layers, each.role) for each in own} == {(None, layers, step.role)}
+    numbers = [number for number, each in zip(batch.sequences, own, strict=True) for _ in each.tokens]
+    assert [step.sequence_of(offset) for offset in range(len(numbers))] == numbers
+    assert [step.sequence_of(offset - len(numbers)) for offset in range(len(numbers))] == numbers
+
+
+@given(st.lists(st.tuples(batches(), st.sampled_from(SPANS[:3]), st.booleans()), min_size=1, max_size=4), st.integers(0, 6))
+@settings(max_examples=examples(80))
+def test_caches_hold_what_those_of_each_sequence_alone_hold(given_: list[tuple[Batch, LayerSpan, bool]], read: int) -> None:
+    """A pass is refused if that of any of its sequences is, and all of it: so are the rows of the others as they were."""
+    prompt = Forward("target", (0,) * read, 0, WHOLE)
+    together = Cache()
+    together.write(prompt)
+    alone: dict[int, Cache] = {}
+    for batch, layers, kv_only in given_:
+        step = step_of(batch, layers._replace(kv_only=kv_only))
+        for number in batch.sequences:
+            if number not in alone:
+                alone[number] = Cache()
+                alone[number].write(prompt)
+        copies = {number: alone[number].copy() for number in batch.sequences}
+        fits = [accepted(copies[number], one) for number, one in zip(batch.sequences, parts(step), strict=True)]
+        assert accepted(together, step) == all(fits)
+        if all(fits):
+            alone |= copies
+    for number, cache in together.sequences.items():
+        assert cache.rows == alone[number].rows
+    assert together.rows == {"target": [read] * LAYERS}
+
+
+@given(st.lists(st.tuples(batches(), st.sampled_from(SPANS)), min_size=1, max_size=4))
+@settings(max_examples=examples(60))
+def test_an_account_is_that_of_each_sequence_but_for_weights_and_padding(given_: list[tuple[Batch, LayerSpan]]) -> None:
+    together, alone = Account(), Account()
+    runs = padded = 0
+    for batch, layers in given_:
+        step = step_of(batch, layers)
+        together.add(step)
+        for one in parts(step):
+            alone.add(one)
+            padded += (step.end - one.end) * (0 if layers.kv_only else layers.size)
+        runs += 0 if layers.kv_only else layers.size
+    found, each = together.totals().of["target"], alone.totals().of["target"]
+    assert (found.layer_passes, found.attended, found.filled, found.heads) == (
+        each.layer_passes, each.attended, each.filled, each.heads
+    )  # fmt: skip
+    assert found.rows_read == each.rows_read + padded
+    assert (found.passes, found.layer_runs) == (len(given_), runs)  # weights are read once for all of them
+
+
+@given(batches(), st.lists(st.integers(0, 3), min_size=30, max_size=30))
+@settings(max_examples=examples(60))
+def test_what_is_read_of_a_sequence_is_what_is_read_of_it_alone(batch: Batch, survivors: list[int]) -> None:
+    def world(number: int) -> World:
+        return World(1, LAYERS, drafts={"draft": DraftOutcomes("target", np.roll(survivors, number).tolist())})
+
+    several = BatchWorld([world(number) for number in range(10)])
+    several.generated = {number: [0] * (number % 3) for number in range(10)}
+    for role, layers in (("target", WHOLE), ("draft", LayerSpan(0, 1))):
+        step = step_of(batch, layers, role)
+        right = tuple(position * (-1 if index % 5 == 4 else 1) for index, position in enumerate(step.positions))
+        step = step._replace(tokens=right)
+        offset = 0
+        for number, one in zip(batch.sequences, parts(step), strict=True):
+            alone = world(number)
+            alone.written = several.generated[number]
+            for index in range(len(one.tokens)):
+                want = alone.read(Read("next", one, index - len(one.tokens)))
+                assert several.read(Read("next", step, offset)) == want
+                assert several.read(Read("next", step, offset - len(step.tokens))) == want
+                offset += 1
+
+
+# --- what they take ---
+
+
+@given(batches())
+@settings(max_examples=examples(40))
+def test_a_pass_takes_what_its_tokens_do_in_layer_times(batch: Batch) -> None:
+    """By all its tokens together, whichever sequence they are of; or by the number of its sequences and the widest."""
+    step, size = step_of(batch), len(batch.sequences)
+    curve = UnitCost(LAYERS, step=0.5, final_head=0.25, verify_cost=tuple((width, 1 + width / 8) for width in range(1, 21)))
+    flat = Forward("target", step.tokens, 0, WHOLE, heads=step.heads)
+    assert curve.forward(step) == curve.forward(flat)
+    assert sum(curve.layer_times_of(step)) == pytest.approx(curve.forward(step))
+    rows = tuple(("target", of, width, 1 + of / 3 + width / 5) for of in (1, 2, 3, 4, 5) for width in (1, 2, 3, 4))
+    table = UnitCost(LAYERS, by_texts=tuple((*row[:3], row[3] / rows[0][3]) for row in rows))
+    padded = Batch.uniform(batch.sequences, step.at, step.width)
+    assert table.forward(step._replace(heads=0)) == table.forward(step_of(padded))
+    assert table.forward(step._replace(heads=0)) == pytest.approx(LAYERS * (1 + size / 3 + step.width / 5) / rows[0][3])
+
+
+@given(batches(furthest=40))
+@settings(max_examples=examples(40))
+def test_a_pass_takes_what_one_padded_to_its_widest_and_longest_takes_in_seconds(batch: Batch) -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    class Noting(UniformLayers):
+        def layer(self, width: Any, context: Any, batch: Any = 1, *, busy: Any = 0) -> Any:
+            seen.append((width, context, batch))
+            return super().layer(width, context, batch, busy=busy)
+
+    cost = PassCost({"target": Noting(preset("llama-2-13b"), 0.001)})
+    assert cost.forward(step_of(batch)) == LAYERS * 0.001
+    assert seen == [(max(batch.widths), max(batch.positions), len(batch.sequences))]
+
+
+def ragged(widths: list[tuple[int, ...]]) -> Steps:
+    """Sequences that read as many tokens as they are told, and commit one each time."""
+    held = [0] * max(map(len, widths))
+    for each in widths:
+        batch = Batch(tuple(range(len(each))), tuple(held[: len(each)]), each, (1,) * len(each))
+        tokens = tuple(at + index for at, width in zip(held, each, strict=False) for index in range(width))
+        out = yield Forward("target", tokens, min(batch.positions), WHOLE, heads=len(each), batch=batch)
+        for index, width in enumerate(each):
+            held[index] += width
+            place = batch.starts[index] + width - 1
+            yield Commit("token", ((yield Read("next", out, place)),), sequence=index)
+
+
+@given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=4), st.booleans())
+@settings(max_examples=examples(40))
+def test_simulator_and_counter_make_the_same_passes(widths: list[tuple[int, ...]], per_layer: bool) -> None:
+    tokens = sum(map(len, widths))
+    rows = tuple(("target", of, width, of + width - 1.0) for of in (1, 2, 3, 4) for width in (1, 2, 3))
+    cost = UnitCost(LAYERS, by_texts=rows)
+
+    def world() -> World:
+        return BatchWorld([World(1, LAYERS) for _ in range(4)])
+
+    counted = count(ragged(widths), world(), tokens)
+    run = simulate(ragged(widths), tokens, Cluster(1), cost, world(), per_layer=per_layer, record=True)
+    assert run.latency == pytest.approx(sum(LAYERS * (len(each) + max(each) - 1.0) for each in widths))
+    assert run.account.passes_by_kind == counted.account.passes_by_kind
+    assert run.sequences == counted.sequences
+    held = np.zeros(4, dtype=int)
+    want: dict[int, list[int]] = {}
+    for each in widths:
+        held[: len(each)] += each
+        for number in range(len(each)):
+            want.setdefault(number, []).append(int(held[number]))
+    assert counted.sequences == want  # the true token of a position is the position
+    assert [(row.width, row.depth >= max(each)) for row, each in zip(run.intervals, widths, strict=True)] == [
+        (sum(each), True) for each in widths
+    ]
+
+
+def test_passes_of_one_kind_whose_widths_differ_have_each_its_price() -> None:
+    """As many tokens of as many sequences: the engine, which asks for the price of a kind once, must not mix them up."""
+    one, other = (Batch((0, 1), (0, 0), widths, (0, 0)) for widths in ((2, 2), (3, 1)))
+    assert kind_of(step_of(one)) == kind_of(step_of(other))
+    rows = tuple(("target", of, width, of * width * 1.0) for of in (1, 2) for width in (1, 2, 3))
+
+    def steps() -> Steps:
+        yield step_of(one)
+        yield step_of(other)
+        yield Commit("token", (0,))
+
+    run = simulate(steps(), 1, Cluster(1), UnitCost(LAYERS, by_texts=rows), World(1, LAYERS))
+    assert run.latency == LAYERS * (2 * 2 + 2 * 3)
+    assert run.account.passes_by_kind[kind_of(step_of(one))][0] == 2
