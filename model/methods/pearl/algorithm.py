@@ -2,19 +2,19 @@
 
 Algorithm 2 of [Liu2024]. Both models work at the same time, round by round; a round is over when both have done their part.
 
-* pre-verify: nothing that was drafted waits to be verified. The draft model drafts gamma tokens; meanwhile the target reads the last
-  token of the text, and what it says verifies the first of them.
+* pre-verify: nothing that was drafted waits to be verified. The draft model drafts gamma tokens; meanwhile the target reads the
+  last token of the text, and what it says verifies the first of them.
 * post-verify: the rest of the last draft waits. The target reads it; meanwhile the draft model goes on behind it with gamma tokens
   more, of which the target's last position verifies the first.
 
-So the draft length adapts itself: a draft goes on for as long as all of it is kept, round after round, and one whose first token is
-rejected is dropped before any other token of it costs a pass of the target. Rejections, greedy and sampled, are those of speculative
+So the draft length adapts itself: a draft goes on for as long as all of it is kept, round after round, and one whose first token
+is rejected is dropped before any other token of it is read by the target. Rejections, greedy and sampled, are those of speculative
 decoding. Where all is kept, the target gives no token beyond the draft: it has read none of what comes next.
 
 Drafts are cut to what remains to be decoded, and the last token is the target's own: nothing is drafted beside the pass that gives
-it. What was drafted and what was kept of it go from one unit to the other: a round that drafts takes the link there, then the
-drafts, then the link back, or the target's pass where that takes longer. A round's `Commit` is on offer what the target's pass read:
-its last token counts as the target's own, whether it was drafted too or not.
+it. What was kept goes to the draft model's unit, what was drafted comes back: a round that drafts takes the link there, the drafts
+and the link back, or the target's pass where that takes longer. On offer in a round is what the target's pass reads of the draft;
+the last token of a round counts as the target's own (`Commit`), whether that was drafted meanwhile or not.
 
 [Liu2024] T. Liu et al. PEARL: Parallel Speculative Decoding with Adaptive Draft Length. arXiv:2408.11850.
 """
@@ -113,7 +113,7 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Col
 
 
 def _drafting(model: Model, text: Sequence[int], length: int) -> Steps:
-    """The draft model's part of a round: what it drafted, and the process that has brought it back, with the draft model's cache."""
+    """The draft model's part of a round: what it drafted, and the process that brought it back, with the draft model's cache."""
     drafted = yield from draft(model, text, length)
     tasks = yield Fork((_back(),), (TARGET_UNIT,))
     yield Join(tuple(tasks))

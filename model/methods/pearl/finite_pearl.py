@@ -2,8 +2,8 @@
 
 A round that starts with s of l tokens out is in pre-verify, with none that wait, or in post-verify, with min(gamma - 1, l - 1 - s):
 so near the end too, where drafts are cut to what remains. What stands before a round is a rejected token in pre-verify and a kept
-one in post-verify, so that position and phase are all that the next round depends on, under any law whose outcomes depend on the one
-before.
+one in post-verify, so that position and phase are all that the next round depends on, under any law whose outcomes depend on the
+one before.
 """
 
 from __future__ import annotations
