@@ -122,6 +122,6 @@ def test_every_positive_theorem_has_a_fault() -> None:
     assert {number for number, *_ in FAULTS} == {theorem.number for theorem in OWN if theorem.expect == "holds"}
 
 
-@pytest.mark.parametrize(("number", "fault"), [pytest.param(number, fault, id=f"{number}-{what}") for number, what, fault in FAULTS])
+@pytest.mark.parametrize(("number", "fault"), [pytest.param(n, fault, id=f"{n}-{what}") for n, what, fault in FAULTS])
 def test_a_fault_refutes_it(number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     shows("pearl", number, fault, monkeypatch)

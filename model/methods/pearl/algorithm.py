@@ -30,6 +30,7 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.methods.demand import Demand
 from model.methods.draft_model import APART, MAX_DRAFT, DraftModel
+from model.methods.rounds import ReplayRounds, Rounds
 from model.methods.speculative.algorithm import Guess, Model, commit, draft, look
 from model.steps import GREEDY, SAMPLED, Fork, Forward, Join, Read, Step, Steps
 
@@ -72,6 +73,14 @@ class Parameters(DraftModel):
     def costs_for(cls, table: Mapping[str, Any]) -> tuple[str, ...]:
         """Costs that a choice with these parameters has: always a link, as the models are on units of their own."""
         return cls.COSTS
+
+    def check_law(self, outcome: str, law: Any) -> None:
+        """Refuse laws by the place in a draft: a draft that goes on behind what is verified has no first place."""
+        if isinstance(law, Rounds | ReplayRounds):
+            raise checks.ParameterError(
+                f"outcomes of {outcome} must be by output position with method pearl, whose drafts go on behind what waits to be"
+                " verified, got some by the place in a draft; choose kind 'iid', 'markov', 'by-position' or 'replay'"
+            )
 
     @property
     def longest_draft(self) -> int:

@@ -44,7 +44,7 @@ def _lengths() -> SearchStrategy[Example]:
     return _laws(tokens=whole(1, 60))
 
 
-def _decodings(costs: str = "plain", *, cluster: bool = False, **fields: SearchStrategy[Any]) -> SearchStrategy[Example]:
+def _decodings(costs: str = "plain", *, cluster: bool = False, **fields: Any) -> SearchStrategy[Example]:
     return drafting(9, 4, costs=costs, cluster=cluster, **fields).map(_drafting_some)
 
 
