@@ -270,6 +270,9 @@ class MethodParameters:
     def check_tokens(self, tokens: int) -> None:
         """Refuse a number of tokens to decode that does not go with the parameters."""
 
+    def check_law(self, outcome: str, law: Any) -> None:
+        """Refuse a law of an outcome that the method cannot follow, such as one by the place in a draft."""
+
     def check_thresholds(self) -> None:
         """Refuse parameters that lack the thresholds by which real models decide."""
 

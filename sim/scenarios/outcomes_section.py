@@ -73,4 +73,6 @@ def _law(table: Any, where: str, outcome: str, parameters: MethodParameters, tok
     own = {key: value for key, value in table.items() if key != "kind"}
     refuse_unknown(kinds[table["kind"]], own, where, f" (of {where}.kind {table['kind']!r}, for {kind_of(outcome).rate})")
     record: LawRecord = build(kinds[table["kind"]], own, where)
-    return replace(record.outcome(parameters, tokens), kind=table["kind"])
+    found = record.outcome(parameters, tokens)
+    parameters.check_law(outcome, found.law)
+    return replace(found, kind=table["kind"])

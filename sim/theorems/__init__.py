@@ -6,54 +6,35 @@ and, where it fails, says on which smallest one; `replay` tries it on one exampl
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from model.base import checks, strict_json
-from sim.theorems import engine_invariants, speedup_bound
-from sim.theorems.of_methods import (
-    adaptive,
-    beam,
-    bild,
-    early_exit,
-    hierarchical,
-    pearl,
-    ppd,
-    ppd_laws,
-    skipdecode,
-    speculative,
-    speculative_batches,
-    speculative_laws,
-    speculative_views,
-)
+from sim.theorems import engine_invariants, of_methods, speedup_bound
 from sim.theorems.theorem import Example, Theorem
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-THEOREMS = (
-    *ppd.THEOREMS,
-    *ppd_laws.THEOREMS,
-    *engine_invariants.THEOREMS,
-    *speculative.THEOREMS,
-    *speculative_laws.THEOREMS,
-    *speculative_views.THEOREMS,
-    *speculative_batches.THEOREMS,
-    *adaptive.THEOREMS,
-    *hierarchical.THEOREMS,
-    *beam.THEOREMS,
-    *bild.THEOREMS,
-    *pearl.THEOREMS,
-    *skipdecode.THEOREMS,
-    *early_exit.THEOREMS,
-    *speedup_bound.THEOREMS,
-)
 
+def _of_methods() -> Iterator[Theorem]:
+    """The theorems of all modules of `sim/theorems/of_methods`."""
+    names = sorted(each.name for each in resources.files(of_methods).iterdir())
+    for name in names:
+        if name.endswith(".py") and name != "__init__.py":
+            yield from importlib.import_module(f"{of_methods.__name__}.{name.removesuffix('.py')}").THEOREMS
+
+
+THEOREMS = tuple(
+    sorted((*_of_methods(), *engine_invariants.THEOREMS, *speedup_bound.THEOREMS), key=lambda theorem: theorem.method)
+)
 
 ENOUGH = 200
 """Examples by which a statement that must fail has to be refuted."""

@@ -23,6 +23,7 @@ from model.methods.beam import algorithm as beam
 from model.methods.bild import algorithm as bild
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.hierarchical import algorithm as hierarchical
+from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
@@ -44,6 +45,7 @@ EXACT: dict[str, tuple[Any, Any]] = {
     "ppd flat batched": (ppd, ppd.Parameters(LAYERS, 4, 3, "flat", batched=True)),
     "ppd nested": (ppd, ppd.Parameters(LAYERS, 6, 2, "nested")),
     "speculative": (speculative, speculative.Parameters(LAYERS, 4, **SMALL)),
+    "pearl": (pearl, pearl.Parameters(LAYERS, 3, **SMALL)),
     "adaptive heuristic": (adaptive, adaptive.Parameters(LAYERS, "heuristic", **SMALL)),
     "adaptive confidence": (adaptive, adaptive.Parameters(LAYERS, "confidence", **SMALL)),
     **{

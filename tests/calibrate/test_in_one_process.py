@@ -26,6 +26,7 @@ from model.methods.beam import algorithm as beam
 from model.methods.bild import algorithm as bild
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.hierarchical import algorithm as hierarchical
+from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.speculative import algorithm as speculative
@@ -50,6 +51,7 @@ EXACT: dict[str, tuple[Any, Any]] = {
         for form, layer, k in (("literal", 3, 3), ("literal", 5, 2), ("eager", 3, 2), ("flat", 1, 3), ("flat", 2, 2))
     },
     **{f"speculative {gamma}": (speculative, speculative.Parameters(LAYERS, gamma, **SMALL)) for gamma in (0, 1, 3, 50)},
+    **{f"pearl {gamma}": (pearl, pearl.Parameters(LAYERS, gamma, **SMALL)) for gamma in (1, 3, 50)},
     **{
         f"adaptive {policy}": (adaptive, adaptive.Parameters(LAYERS, policy, max_draft_length=6, **SMALL, **more))
         for policy, more in (
@@ -124,7 +126,7 @@ def test_exact_whatever_the_prompt_and_the_length(name: str, kind: str, seed: in
 
 
 LONG = (
-    "ppd literal 4 3", "ppd eager 3 3", "ppd flat 2 3", "ppd nested 2 3", "speculative 3", "adaptive heuristic",
+    "ppd literal 4 3", "ppd eager 3 3", "ppd flat 2 3", "ppd nested 2 3", "speculative 3", "pearl 3", "adaptive heuristic",
     "adaptive confidence", *(f"hierarchical {reading}" for reading in hierarchical.READINGS), "one beam",
 )  # fmt: skip
 """One setting of each form of the exact methods."""
@@ -593,12 +595,13 @@ class Choosing(Real):
         return found
 
 
-@pytest.mark.parametrize("method", ["speculative", "adaptive", "hierarchical"])
+@pytest.mark.parametrize("method", ["speculative", "pearl", "adaptive", "hierarchical"])
 def test_the_law_of_sampled_texts_is_the_targets_by_enumeration(method: str) -> None:
     """All ways that chance could have gone, each with its probability: the texts have the target's law to rounding."""
     sampling, prompt, tokens = Sampling(top_k=3), [3, 4], 2
     choices: dict[str, tuple[Any, Any]] = {
         "speculative": (speculative, speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)),
+        "pearl": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL)),
         "adaptive": (adaptive, adaptive.Parameters(LAYERS, "heuristic", sampled=True, **SMALL)),
         "hierarchical": (hierarchical, hierarchical.Parameters(LAYERS, 2, "reuse", sampled=True, **THREE)),
     }

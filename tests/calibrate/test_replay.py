@@ -90,6 +90,7 @@ CHOICES = st.one_of(
     some("ppd", form=st.just("nested"), exit_layer=st.just(1), candidates=whole(1, 2)),
     some("ppd", form=st.just("flat"), exit_layer=whole(1, LAYERS), candidates=whole(1, 4), sampled=flags, batched=flags),
     some("speculative", draft_length=whole(0, 7), sampled=flags, placement=placements),
+    some("pearl", draft_length=whole(1, 5), sampled=flags),
     some("adaptive", policy=st.just("heuristic"), max_draft_length=whole(5, 9), sampled=flags, placement=placements),
     some("adaptive", policy=st.just("confidence"), confidence_threshold=st.floats(0.01, 1), sampled=flags),
     some("adaptive", policy=st.sampled_from(["gradient", "optimum"]), believed_cost_ratio=st.floats(0.01, 1)),
@@ -133,6 +134,7 @@ def test_a_run_is_played_again(
 
 ALL = {
     "autoregressive": {}, "ppd": {"exit_layer": 3, "candidates": 3}, "speculative": {"draft_length": 3, "sampled": True},
+    "pearl": {"draft_length": 3, "sampled": True},
     "adaptive": {"policy": "heuristic"}, "hierarchical": {"draft_length": 3}, "beam": {"draft_length": 2, "beams": 3},
     "bild": {"fallback_threshold": 0.1, "rollback_threshold": 3.0},
     "skipdecode": {"min_layers": 2, "max_layers": 5, "prompt": 3, "sequence_length": 20}, "early_exit": {"threshold": 0.08},

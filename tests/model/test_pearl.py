@@ -1,15 +1,35 @@
-"""PEARL's rounds: against the chain of their two kinds in fractions, outcome by outcome, and where the law is plain to see."""
+"""PEARL: its rounds against the chain of their two kinds in fractions, its views against each other on every path of a few tokens,
+and a decoding by hand."""
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.base.checks import ParameterError
+from model.costs.layer_times import UnitCost
+from model.interpret.interpreter import CountedWork, count
+from model.interpret.world import DraftOutcomes, World
+from model.methods.demand import Demand
+from model.methods.pearl import paths
 from model.methods.pearl import theory as pearl
+from model.methods.pearl.algorithm import Parameters, decode
+from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay, ReplayChances
+from model.outcomes.random_streams import BLOCK
 from tests.support.exact import RATES, close, near
 
 DRAFTS = st.integers(1, 12)
+COST = UnitCost(4, cost_ratio=0.25, link=0.25, operations_ratio=0.5, draft_devices=0.5, verify_cost=((1, 1.0), (2, 1.5), (3, 2.0)))
+
+
+def counted(gamma: int, accept: list[bool]) -> CountedWork:
+    tokens, parameters = len(accept), Parameters(4, gamma, draft_layers=2)
+    known = ByPosition(np.array(accept, float)).survivors(iter([np.full((tokens, 1), 0.5)]), parameters.longest_draft)
+    world = World(1, 4, drafts={"draft": DraftOutcomes("target", known[:, 0].tolist())})
+    return count(decode(parameters, [0], tokens), world, tokens)
 
 
 def round_of(alpha: Fraction, gamma: int) -> Fraction:
@@ -42,3 +62,116 @@ def test_a_law_by_hand() -> None:
     assert near(pearl.expected_tokens(0.5, 2), 0.6 + 0.4 * 1.5)
     assert near(pearl.speedup(0.5, 2, [0.0, 0.5, 1.0]), [1.2, 1.2, 0.6])
     assert near(pearl.expected_tokens(np.linspace(0, 1, 9), 1), np.ones(9))  # of one token there is nothing to draft ahead
+
+
+# --- So many tokens ---
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+def test_counter_formula_and_paths_agree_on_every_path(gamma: int) -> None:
+    parameters = Parameters(4, gamma, draft_layers=2)
+    for tokens in range(1, 7):
+        for outcomes in itertools.product([True, False], repeat=tokens - 1):
+            accept = [*outcomes, False]
+            work, law = counted(gamma, accept), ByPosition(np.array(accept, float))
+            assert work.tokens == [*range(1, tokens + 1)]
+            found, known = pearl.predict(parameters, tokens, law, COST), pearl.work(parameters, tokens, law)
+            assert known is not None
+            assert known.of == work.account.totals().of
+            assert found.rounds is not None
+            assert found.drafted is not None
+            assert found.operations is not None
+            assert (float(found.rounds), float(found.drafted)) == (
+                work.rounds.total(), sum(drafted * times for (_, drafted), times in work.rounds.items()),
+            )  # fmt: skip
+            assert float(found.operations) == pearl.operations(parameters, COST, work.rounds, work.account)
+    # The widest block of them by the vectorised paths: a path for each replication.
+    rows = np.array([*itertools.product([True, False], repeat=5)]).T
+    each = np.concatenate([rows, np.zeros((5, BLOCK - rows.shape[1]), bool)], axis=1)
+    tally = paths.walk(parameters, 6, COST, iter([lambda _, row=row: row for row in each]))
+    for index, row in enumerate(rows.T):
+        found = pearl.predict(parameters, 6, ByPosition(np.append(row, 0.0)), COST)
+        mine = (tally.time, tally.busy, tally.operations, tally.rounds, tally.drafted)
+        theirs = (found.latency, found.busy, found.operations, found.rounds, found.drafted)
+        assert [float(values[index]) for values in mine] == [float(value) for value in theirs if value is not None]
+    assert tally.accepted.sum() == tally.rounds.sum()
+    assert tally.accepted @ np.arange(gamma) == (6 - tally.rounds).sum()
+
+
+def test_a_decoding_by_hand() -> None:
+    """Six tokens, drafts of two, the fourth rejected. The target reads x0; then x1 (kept) and x2, which it keeps, and x3 behind it;
+    then x3 and x4, which it rejects, and so x5, too late; then its own x4. Nothing is drafted beside the last pass."""
+    work = counted(2, [True, True, True, False, True, False])
+    assert [commit.tokens for commit in work.committed] == [(1,), (2, 3), (4,), (5,), (6,)]
+    assert work.rounds == {(0, 0): 3, (1, 1): 1, (0, 1): 1}
+    found = pearl.predict(Parameters(4, 2), 6, ByPosition([1, 1, 1, 0, 1, 0]), UnitCost(4, cost_ratio=0.75, link=1.0))
+    # 4 for a pass, 8 for two drafts and their links, 5 for one.
+    drafted = [2, 2, 1, 1, 0]
+    assert float(found.latency) == sum(max(4, 3 * count + 2 * (count > 0)) for count in drafted)
+    assert float(found.busy) == 5 * 4 + 3 * sum(drafted)
+    assert work.passes_of == {"target": 5, "draft": sum(drafted)}
+
+
+@pytest.mark.parametrize("law", [Markov(0.7, 0.4), Replay([[1, 0, 1, 1, 0, 1], [1, 1, 1, 1, 0, 0]])])
+def test_laws_with_memory_and_of_records_have_the_moments_of_their_paths(law: Markov | Replay) -> None:
+    tokens, parameters = 6, Parameters(4, 2)
+    records = [*itertools.product([0, 1], repeat=tokens - 1)] if isinstance(law, Markov) else law.records[:, : tokens - 1].tolist()
+    chance, times = [], []
+    for record in records:
+        low, high = law.chances(tokens - 1) if isinstance(law, Markov) else (np.array(record), np.array(record))
+        before = (0, *record[:-1])
+        rates = [high[j] if before[j] else low[j] for j in range(tokens - 1)]
+        share = np.prod([rate if kept else 1 - rate for rate, kept in zip(rates, record, strict=True)])
+        chance.append(share if isinstance(law, Markov) else 1 / len(records))
+        times.append(float(pearl.predict(parameters, tokens, ByPosition([*map(float, record), 0.0]), COST).latency))
+    found = pearl.predict(parameters, tokens, law, COST)
+    mean = float(np.dot(chance, times))
+    assert float(found.latency) == pytest.approx(mean, rel=1e-12)
+    assert float(found.latency_variance) == pytest.approx(float(np.dot(chance, (np.array(times) - mean) ** 2)), rel=1e-9)
+
+
+def test_chances_of_records_are_mixed_with_equal_weights() -> None:
+    chances = np.array([[0.2, 0.9, 0.5], [0.7, 0.1, 1.0]])
+    each = [pearl.predict(Parameters(4, 2), 3, ByPosition(row), COST) for row in chances]
+    found = pearl.predict(Parameters(4, 2), 3, ReplayChances(chances), COST)
+    assert float(found.latency) == pytest.approx(np.mean([float(one.latency) for one in each]), rel=1e-12)
+    assert pearl.work(Parameters(4, 2), 3, ReplayChances(chances)) is None
+
+
+@given(RATES, st.integers(1, 6), st.integers(1, 80), st.floats(0, 1))
+@settings(max_examples=40)
+def test_a_draft_that_is_hidden_costs_no_time(alpha: float, gamma: int, tokens: int, ratio: float) -> None:
+    """Of any price up to a pass for gamma of them: the time is that of the rounds."""
+    found = pearl.predict(Parameters(4, gamma), tokens, Iid(alpha), UnitCost(4, cost_ratio=ratio / gamma))
+    assert found.rounds is not None
+    assert float(found.latency) == pytest.approx(4 * float(found.rounds), rel=1e-12)
+    time, busy = pearl.slowest(Parameters(4, gamma), tokens, UnitCost(4, cost_ratio=ratio / gamma))
+    assert time >= float(found.latency) * (1 - 1e-12)
+    assert busy >= float(found.busy) * (1 - 1e-12)
+
+
+def test_share_of_units_is_said_where_no_time_is_shared() -> None:
+    assert float(pearl.predict(Parameters(4, 2), 1, Iid(0.5), COST).units_ratio) == 1.0  # the target alone
+    assert np.isnan(pearl.predict(Parameters(4, 2), 2, Iid(0.5), COST).units_ratio)
+    assert [Parameters(4, 2).demand(COST, tokens) for tokens in (1, 2)] == [Demand(1), Demand(2)]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"draft_length": 0}, "draft_length must be between 1 and 125, got 0"),
+        ({"draft_length": 126}, "draft_length must be between 1 and 125, got 126"),
+        ({"draft_length": 2, "placement": "together"}, "placement must be 'apart', got 'together': .* choose method 'speculative'"),
+        ({"draft_length": 2, "sampled": 1}, "sampled must be true or false, got 1"),
+        ({"draft_length": 2, "draft_layers": 0}, "draft_layers must be"),
+        ({"draft_length": 2, "sequences": 2}, "batching must be 'lockstep' with sequences=2"),
+    ],
+)
+def test_choices_that_cannot_be_are_refused(table: dict[str, object], words: str) -> None:
+    with pytest.raises(ParameterError, match=words):
+        Parameters(4, **table)  # type: ignore[arg-type]
+
+
+def test_what_costs_are_missing_is_named() -> None:
+    with pytest.raises(ParameterError, match="cost_ratio is required"):
+        pearl.predict(Parameters(4, 2), 5, Iid(0.5), UnitCost(4))

@@ -61,6 +61,8 @@ TESTS = {
     "model.methods.batching": ("sim/test_skipping.py",),
     "model.interpret.account": ("model/test_account.py", "model/test_interpreter_counter.py"),
     "model.methods.pearl.theory": (ARGUMENTS, "model/test_pearl.py"),
+    "model.methods.pearl.algorithm": ("model/test_pearl.py", "sim/test_theorems_pearl.py"),
+    "model.methods.pearl.finite_pearl": ("model/test_pearl.py", "sim/test_theorems_pearl.py"),
     "model.hardware.interpolation": ("model/test_interpolation.py",),
     "model.hardware.roofline": HARDWARE,
     "model.hardware.cost_models": HARDWARE,

@@ -18,7 +18,6 @@ from model.methods.early_exit import algorithm as early_exit
 from model.methods.early_exit import finite_early_exit
 from model.methods.early_exit import paths as exit_paths
 from model.methods.early_exit import theory as leaving
-from model.methods.pearl import theory as pearl
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths as skip_paths
 from model.methods.skipdecode import theory as skipping
@@ -41,7 +40,7 @@ from tests.support.trying import (
     survives_json,
 )
 
-METHODS = ("bild", "pearl", "skipdecode", "early_exit")
+METHODS = ("bild", "skipdecode", "early_exit")
 OWN = [theorem for method in METHODS for theorem in select(method)]
 
 
@@ -218,8 +217,6 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("bild 29a", "decisions swapped", after(decisions_swapped, Lossy, "__init__")),
     ("bild 29b", "thresholds swapped", after(thresholds_swapped, Decisions, "decided")),
     ("bild 29c", "thresholds swapped", after(thresholds_swapped, Decisions, "decided")),
-    ("pearl 20a", "one more", after(one_more, pearl, "expected_tokens")),
-    ("pearl 20b", "one more", after(one_more, pearl, "expected_tokens")),
     ("skipdecode 28a", "no head in the formula", after(head_forgotten, skipping, "predict")),
     ("skipdecode 28a", "paths without warm-up", after(without_warm_up, skip_paths, "_run")),
     ("skipdecode 28a", "last column forgotten", after(last_column_forgotten, batching.StaticBatching, "columns")),

@@ -1,21 +1,101 @@
-"""PEARL in closed form: drafting and verifying at the same time, on units of their own [Liu2024]. A law only: it is not simulated.
+"""PEARL in closed form: drafting and verifying at the same time, on units of their own [Liu2024].
 
 Rounds go in lock-step, each as long as the slower of a draft of gamma tokens and a pass of the target. While the first token of a
 new draft is verified, the rest of it is drafted (pre-verify); if that token stays, whole drafts are verified while the next ones
-are drafted (post-verify), until one token is rejected. Acceptances are independent with one rate.
+are drafted (post-verify), until one token is rejected. `predict` is exact for so many tokens, under any law of single positions
+(`model.methods.pearl.finite_pearl`); the equations are its limit for many tokens, where acceptances are independent with one rate.
 
 [Liu2024] T. Liu et al. PEARL: Parallel Speculative Decoding with Adaptive Draft Length. arXiv:2408.11850.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
+from model.costs.layer_times import UnitCost
+from model.interpret.account import Account, Totals, Work
+from model.methods.pearl.algorithm import Parameters
+from model.methods.pearl.finite_pearl import moments, round_starts, round_tables
+from model.methods.prediction import Prediction
 from model.methods.speculative.theory import sum_of_powers
+from model.outcomes.outcome_laws import Chain
 
 Floats = NDArray[np.float64]
+
+
+# --- A decoding as a whole ------------------------------------------------------------------------------------------
+
+
+def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost) -> Prediction:
+    """Exactly `tokens` tokens, the cut drafts at their end and the law's memory included; times in layer-times.
+
+    A round takes the longer of the target's pass and the drafts with the link there and back; unit-time is of both. `drafted` are
+    the tokens on offer: those that the target's passes read and verified, not those that were dropped unread. Rounds of many tokens
+    are `expected_tokens` long.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> found = [predict(Parameters(40, 4), 200, Iid(rate), UnitCost(40, cost_ratio=0.2)) for rate in (0.5, 0.8, 1.0)]
+    >>> [round(float(each.plain_latency / each.latency), 3) for each in found]
+    [1.301, 2.104, 3.922]
+    >>> [round(float(speedup(rate, 4, 0.2)), 3) for rate in (0.5, 0.8, 1.0)]
+    [1.304, 2.123, 4.0]
+    """
+    checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
+    count = int(np.asarray(tokens))
+    found = moments(parameters.draft_length, count, law, cost)
+    tables = round_tables(parameters.draft_length, count, cost)
+    ratio = 1.0 if np.array_equal(tables.time, tables.busy) else np.nan
+    times = found.time, found.variance, found.busy, ratio, parameters.units, parameters.plain_time(count, cost)
+    return Prediction(*(np.asarray(each, dtype=np.float64) for each in (*times, found.rounds, found.drafted, found.operations)))
+
+
+def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: a round puts out one token."""
+    tables = round_tables(parameters.draft_length, tokens, cost)
+    return tokens * float(tables.time.max()), tokens * float(tables.busy.max())
+
+
+def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+    """The arithmetic of all tokens that either model has read, in tokens of the target: each has a projection."""
+    drafted = account.of("draft").heads
+    return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
+
+
+def work(parameters: Parameters, tokens: int, law: Any) -> Work | None:
+    """What the passes of both models come to, in the mean; None under laws of records.
+
+    The target reads the text's last token and what waits behind it, the draft model one token in each of its passes.
+
+    >>> from model.outcomes.outcome_laws import Iid
+    >>> found = work(Parameters(40, 4, draft_layers=2), 200, Iid(0.8)).of
+    >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
+    (95.061, 372.284)
+    """
+    if not isinstance(law, Chain):
+        return None
+    tables = round_tables(parameters.draft_length, tokens, UnitCost(1, cost_ratio=0.0))
+    mass, place = round_starts(tables, law), np.arange(tokens)
+    width, drafted, behind = tables.waiting + 1, tables.drafted, place + tables.waiting
+    seen, read = place * width + width * (width + 1) / 2, place + width
+    target = _totals(parameters.layers, *(float((mass * each).sum()) for each in (np.ones_like(mass), width, seen, read)))
+    passes = float((mass * drafted).sum())
+    reading = float((mass * (drafted * behind + drafted * (drafted + 1) / 2)).sum())
+    draft = _totals(parameters.draft_layers, passes, passes, reading, reading)
+    return Work({"target": target, "draft": draft} if passes else {"target": target})
+
+
+def _totals(layers: int, passes: float, tokens: float, attended: float, read: float) -> Totals:
+    """Passes over so many tokens together, all of which are projected."""
+    sums = passes, layers * passes, layers * tokens, layers * attended, layers * read
+    return Totals(*sums, head_runs=passes, heads=tokens)
+
+
+# --- Rounds in the long run -----------------------------------------------------------------------------------------
 
 
 def expected_tokens(acceptance_rate: ArrayLike, draft_length: ArrayLike) -> Floats:

@@ -1,0 +1,41 @@
+"""PEARL, path by path: the outcome of each position says whether its round goes on, and in which phase the next one starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from model.costs.layer_times import UnitCost
+from model.methods.pearl.algorithm import Parameters
+from model.methods.pearl.finite_pearl import PRE, round_tables
+from model.methods.rounds import Tally
+from model.outcomes.outcome_laws import Outcomes
+from model.outcomes.random_streams import BLOCK
+
+LAST_MATTERS = False
+"""The last token is never a drafted one."""
+
+
+def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[Outcomes]) -> Tally:
+    """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions."""
+    tables = round_tables(parameters.draft_length, tokens, cost)
+    start, phase = np.zeros((2, BLOCK), dtype=np.int64)
+    totals = np.zeros((4, BLOCK))
+    counts = np.zeros(parameters.draft_length, dtype=np.int64)
+    rounds, everyone = np.zeros(BLOCK), np.arange(BLOCK)
+    charged = tables.time, tables.busy, tables.operations, tables.waiting.astype(np.float64)
+    for position in range(tokens):
+        place = position - start
+        last = place == tables.waiting[phase, start]
+        kept = next(outcomes)(place.astype(np.uint8)) if position < tokens - 1 else np.zeros(BLOCK, dtype=np.bool_)
+        which = everyone[last | ~kept]
+        at = phase[which], start[which]
+        for total, table in zip(totals, charged, strict=True):
+            total[which] += table[at]
+        rounds[which] += 1
+        counts += np.bincount(place[which], minlength=len(counts))
+        phase[which] = np.where(kept[which], 1 - PRE, PRE)
+        start[which] = position + 1
+    time, busy, operations, offered = totals
+    return Tally(time, busy, operations, rounds, offered, counts)

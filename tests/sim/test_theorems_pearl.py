@@ -1,0 +1,127 @@
+"""The theorems on PEARL: they hold where they should, fail where they should, and faults refute them."""
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from model.costs.layer_times import UnitCost
+from model.methods.pearl import algorithm, paths
+from model.methods.pearl import theory as pearl
+from model.steps import Read
+from sim.theorems import select
+from sim.theorems.theorem import Theorem
+from tests.support.trying import MANY, Fault, after, checked, comes_out, fails_small, few, one_more, shows
+
+OWN = select("pearl")
+EVERY = [pytest.param(theorem, id=theorem.number) for theorem in OWN]
+TRUE = [pytest.param(theorem, id=theorem.number) for theorem in checked(OWN)]
+FALSE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.expect == "fails"]
+
+
+@pytest.mark.parametrize("theorem", TRUE)
+def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
+    comes_out(theorem, examples=few(theorem))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theorem", EVERY)
+def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
+    comes_out(theorem, examples=MANY, seed=1)
+
+
+@pytest.mark.parametrize("theorem", FALSE)
+def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
+    fails_small(theorem)
+
+
+# --- Faults ---
+
+
+def all_kept(right: Any, out: Any, waiting: Any, following: Any, sampled: bool) -> Any:
+    """Looks at no drafted token."""
+    if following:
+        return len(waiting), following[0].token, True
+    return (yield from right(out, waiting, following, sampled))
+
+
+def never_on(right: Any, out: Any, waiting: Any, following: Any, sampled: bool) -> Any:
+    """Drops what was drafted meanwhile, whatever was kept: pre-verify alone."""
+    kept, token, _ = yield from right(out, waiting, following, sampled)
+    return kept, token, False
+
+
+def first_alone(right: Any, out: Any, waiting: Any, following: Any, sampled: bool) -> Any:
+    """Of a draft that is kept as a whole it puts out the first token alone."""
+    kept, token, goes_on = yield from right(out, waiting, following, sampled)
+    return (0, waiting[0].token, False) if goes_on and waiting else (kept, token, goes_on)
+
+
+def corrected_from_p(guess: Any, out: Any, offset: int, sampled: bool) -> Generator[Any, Any, int | None]:
+    """What replaces a rejected token is drawn from p."""
+    p = yield Read("chance", out, offset, token=guess.token)
+    q = yield Read("chance", guess.output, guess.offset, token=guess.token)
+    return None if (yield Read("uniform", out, offset)) < p / q else (yield Read("sample", out, offset))
+
+
+def of_the_first_wrong_law(right: Any, guess: Any, out: Any, offset: int, sampled: bool) -> Any:
+    """Tests a token by the law one position on, where the pass says one."""
+    return (yield from right(guess, out, min(offset + 1, -1), sampled))
+
+
+def later(right: Any, *args: Any) -> Any:
+    found = right(*args)
+    return replace(found, latency=found.latency + 1)
+
+
+def sooner(right: Any, *args: Any) -> Any:
+    found = right(*args)
+    return replace(found, latency=found.latency / 2)
+
+
+def a_link_once(right: Any, length: int, tokens: int, cost: UnitCost) -> Any:
+    """Rounds whose drafts are there at once, and take the link on the way back alone."""
+    return right(length, tokens, replace(cost, link=cost.link / 2))
+
+
+def longest_instead(right: Any, length: int, tokens: int, cost: UnitCost) -> Any:
+    """Rounds of one after the other."""
+    found = right(length, tokens, cost)
+    return found._replace(time=found.busy)
+
+
+def on_the_target_s_unit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(algorithm, "DRAFT_UNIT", 0)
+
+
+VERIFY = (algorithm, "verify")
+FAULTS: list[tuple[str, str, Fault]] = [
+    ("14a", "correction from p", lambda patch: patch.setattr(algorithm, "_in_place_of", corrected_from_p)),
+    ("14a", "all kept", after(all_kept, *VERIFY)),
+    ("14b", "all kept", after(all_kept, *VERIFY)),
+    ("14b", "a position on", after(of_the_first_wrong_law, algorithm, "_in_place_of")),
+    ("20a", "one more", after(one_more, pearl, "expected_tokens")),
+    ("20b", "one more", after(one_more, pearl, "expected_tokens")),
+    ("20d", "late", after(later, pearl, "predict")),
+    ("20d", "pre-verify alone", after(never_on, *VERIFY)),
+    ("20e", "one more", after(one_more, pearl, "expected_tokens")),
+    ("20f", "soon", after(sooner, pearl, "predict")),
+    ("20h", "pre-verify alone", after(never_on, *VERIFY)),
+    ("20i", "slow passes", after(one_more, UnitCost, "forward")),
+    ("28a", "one unit", on_the_target_s_unit),
+    ("28d", "a link once", after(a_link_once, paths, "round_tables")),
+    ("28d", "one after the other", after(longest_instead, paths, "round_tables")),
+    ("28e", "a link once", after(a_link_once, paths, "round_tables")),
+    ("28h", "all kept", after(all_kept, *VERIFY)),
+    ("29a", "the first alone", after(first_alone, *VERIFY)),
+]
+
+
+def test_every_positive_theorem_has_a_fault() -> None:
+    assert {number for number, *_ in FAULTS} == {theorem.number for theorem in OWN if theorem.expect == "holds"}
+
+
+@pytest.mark.parametrize(("number", "fault"), [pytest.param(n, fault, id=f"{n}-{what}") for n, what, fault in FAULTS])
+def test_a_fault_refutes_it(number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    shows("pearl", number, fault, monkeypatch)
