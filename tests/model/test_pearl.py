@@ -161,7 +161,10 @@ def test_share_of_units_is_said_where_no_time_is_shared() -> None:
     [
         ({"draft_length": 0}, "draft_length must be between 1 and 125, got 0"),
         ({"draft_length": 126}, "draft_length must be between 1 and 125, got 126"),
-        ({"draft_length": 2, "placement": "together"}, "placement must be 'apart', got 'together': .* choose method 'speculative'"),
+        (
+            {"draft_length": 2, "placement": "colocated"},
+            "placement must be 'separate', got 'colocated': .* choose method 'speculative'",
+        ),
         ({"draft_length": 2, "sampled": 1}, "sampled must be true or false, got 1"),
         ({"draft_length": 2, "draft_layers": 0}, "draft_layers must be"),
         ({"draft_length": 2, "sequences": 2}, "batching must be 'lockstep' with sequences=2"),

@@ -60,8 +60,8 @@ def first_alone(right: Any, out: Any, waiting: Any, following: Any, sampled: boo
 
 def corrected_from_p(guess: Any, out: Any, offset: int, sampled: bool) -> Generator[Any, Any, int | None]:
     """What replaces a rejected token is drawn from p."""
-    p = yield Read("chance", out, offset, token=guess.token)
-    q = yield Read("chance", guess.output, guess.offset, token=guess.token)
+    p = yield Read("probability", out, offset, token=guess.token)
+    q = yield Read("probability", guess.output, guess.offset, token=guess.token)
     return None if (yield Read("uniform", out, offset)) < p / q else (yield Read("sample", out, offset))
 
 

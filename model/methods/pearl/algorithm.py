@@ -29,7 +29,7 @@ from typing import Any
 from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.methods.demand import Demand
-from model.methods.draft_model import APART, MAX_DRAFT, DraftModel
+from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.rounds import ReplayRounds, Rounds
 from model.methods.speculative.algorithm import Guess, Model, commit, draft, look
 from model.steps import GREEDY, SAMPLED, Fork, Forward, Join, LayerSpan, Read, Step, Steps
@@ -42,13 +42,13 @@ class Parameters(DraftModel):
     """A choice of PEARL: gamma = `draft_length` tokens are drafted in a round, and whether tokens are `sampled`.
 
     The paper takes gamma near 1 / cost_ratio, so that both models are done at the same time. `draft_layers` is the depth of the
-    draft model, which is always on a unit of its own (`placement` apart).
+    draft model, which is always on a unit of its own (`placement` separate).
     """
 
     layers: int
     draft_length: int
     sampled: bool = False
-    placement: str = field(default=APART, kw_only=True)
+    placement: str = field(default=SEPARATE, kw_only=True)
 
     LABEL = "PEARL"
     OUTCOMES = ("accept",)
@@ -62,9 +62,9 @@ class Parameters(DraftModel):
         checks.whole("draft_length", self.draft_length, 1, (MAX_DRAFT + 1) // 2)
         checks.flag("sampled", self.sampled)
         self.check_models()
-        if self.placement != APART:
+        if self.placement != SEPARATE:
             raise checks.ParameterError(
-                f"placement must be {APART!r}, got {self.placement!r}: the draft model drafts while the target verifies; leave it"
+                f"placement must be {SEPARATE!r}, got {self.placement!r}: the draft model drafts while the target verifies; leave it"
                 " out, or choose method 'speculative', which does one after the other"
             )
         self.check_batching()
@@ -155,8 +155,8 @@ def _in_place_of(guess: Guess, out: Any, offset: int, sampled: bool) -> Generato
     if not sampled:
         own: int = yield Read(GREEDY, out, offset)
         return None if own == guess.token else own
-    p = yield Read("chance", out, offset, token=guess.token)
-    q = yield Read("chance", guess.output, guess.offset, token=guess.token)
+    p = yield Read("probability", out, offset, token=guess.token)
+    q = yield Read("probability", guess.output, guess.offset, token=guess.token)
     if (yield Read("uniform", out, offset)) < p / q:
         return None
     rejected: int = yield Read("residual", out, offset, against=guess.output, against_offset=guess.offset)
