@@ -64,8 +64,8 @@ class Parameters(DraftModel):
         self.check_models()
         if self.placement != SEPARATE:
             raise checks.ParameterError(
-                f"placement must be {SEPARATE!r}, got {self.placement!r}: the draft model drafts while the target verifies; leave it"
-                " out, or choose method 'speculative', which does one after the other"
+                f"placement must be {SEPARATE!r}, got {self.placement!r}: the draft model drafts while the target verifies; leave"
+                " it out, or choose method 'speculative', which does one after the other"
             )
         self.check_batching()
 
