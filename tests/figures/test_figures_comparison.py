@@ -426,7 +426,7 @@ def test_predicted_over_measured_by_hand() -> None:
         assert len(found) == count
     named = rows(method=["mine", "mine", "pearl", "pearl"], noise=0.02, mismatch=["", None, "", ""])
     drawn = shown(predicted_measured.draw(named.drop("disturbed")))
-    assert drawn.legends[0][1] == ["mine", "pearl", "as predicted", "within 5 %", "1.5 × the noise of\nrepeats: 3.0 %"]
+    assert drawn.legends[0][1] == ["mine", "PEARL", "as predicted", "within 5 %", "1.5 × the noise of\nrepeats: 3.0 %"]
     single = named.head(1).with_columns(mismatch=pl.lit("cores differ"), error=0.05)
     assert predicted_measured.told(single) == (
         "median error 5.0 %; 100 % of 1 decodings (1 setting) are within 5 %; a profile of ANOTHER machine"

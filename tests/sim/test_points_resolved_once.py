@@ -47,6 +47,14 @@ GRIDS: dict[str, dict[str, Any]] = {
         "cost": {"cost_ratio": 0.1},
         "sweep": {"scenario.tokens": [2, 9], "method.layers": [7, 8]},
     },
+    "an axis of costs that is called as a parameter of the method is": {
+        "scenario": {"name": "x", "tokens": 4},
+        "method": [{
+            "name": "skipdecode", "layers": 32, "min_layers": 8, "max_layers": 32, "prompt": 100, "sequence_length": 110,
+        }],
+        "cost": {"kind": "roofline", "device": "h100", "shape": "llama-2-7b", "prompt": 100},
+        "sweep": {"cost.prompt": [100, 200], "method.prompt": [90, 100]},
+    },
 }  # fmt: skip
 
 
@@ -112,3 +120,9 @@ def test_a_law_that_nothing_changes_is_shared_by_all_points(monkeypatch: pytest.
     found = sim.run(tables, views=["formula"])
     assert (found.height, len(made)) == (12, 1)
     assert isinstance(found, pl.DataFrame)
+
+
+def test_an_axis_of_costs_has_a_column_where_a_parameter_has_its_name() -> None:
+    found = sim.run(GRIDS["an axis of costs that is called as a parameter of the method is"], views=["formula"])
+    assert found["cost.prompt"].to_list() == [100, 100, 200, 200]
+    assert found["prompt"].to_list() == [90, 100, 90, 100]

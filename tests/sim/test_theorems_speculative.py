@@ -292,7 +292,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
 
 def test_every_theorem_has_a_fault_that_must_refute_it() -> None:
     faulted = list(dict.fromkeys(number for number, *_ in FAULTS))
-    assert faulted == [theorem.number for theorem in OWN if theorem.expect == "holds"]
+    assert sorted(faulted) == sorted(theorem.number for theorem in OWN if theorem.expect == "holds")
 
 
 @pytest.mark.parametrize(("number", "fault", "small"), refuting(FAULTS))
