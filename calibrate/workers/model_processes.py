@@ -1,8 +1,8 @@
 """The interpreter over processes that have a model each: passes of different models are made at the same time.
 
 The main process drives all generators of steps, in the order in which one process would (`model.interpret.interpreter`), so that
-a decoding is the same to the last bit; every model is in a worker process with one thread and a core of its own. A pass is asked for
-and not waited for: only who reads what it says waits. So what a method has its models do side by side, in sub-processes that are
+a decoding is the same to the last bit; every model is in a worker process with one thread and a core of its own. A pass is asked
+for and not waited for: only who reads what it says waits. So what a method has its models do side by side, in sub-processes that are
 joined later, is done side by side, as PEARL drafts while it verifies:
 
     with started({"target": Replica("family:target"), "draft": Replica("family:draft")}) as models:
@@ -247,8 +247,8 @@ class OverModels(Real):
         for output in self.outputs:
             assert output.span is not None
             step, unit = output.step, output.model.unit
-            more = step.first, step.last, "kept", step.role, len(step.tokens)
-            found.append(Span(unit, *output.span, "forward", unit, step.end - 1, *more))
+            (begun, ended), more = output.span, (step.first, step.last, "kept", step.role, len(step.tokens))
+            found.append(Span(unit, begun, ended, "forward", unit, step.end - 1, *more))
         return sorted(found, key=lambda span: span.end)
 
     def run(self, steps: Steps, tokens: int) -> CountedWork:
