@@ -282,9 +282,10 @@ def _billed(
 
 
 def _decided(method: str, found: Sequence[Decoding]) -> dict[str, Any]:
-    """What the method chose on its way: rates of Big Little Decoder, counted as `model.methods.bild.threshold_decisions` does, or
-    layers of a token."""
-    if method == "bild":
+    """What the method decided: rates of falling back and rolling back, counted as `model.methods.bild.threshold_decisions` does, or
+    layers of a token.
+    """
+    if "decision" in registry.parameters(method).OUTCOMES:
         ended = Counter(commit.kind for each in found for commit in each.commits)
         asked = Counter(read.question.kind for each in found for read in each.reads)
         low = _shared(found)["fallback_threshold"]

@@ -14,7 +14,7 @@ from model.costs.layer_times import UnitCost
 Floats = NDArray[np.float64]
 
 
-class Choice(NamedTuple):
+class MethodChoice(NamedTuple):
     """What a theory is asked about but for the law of outcomes."""
 
     parameters: Any
@@ -35,7 +35,7 @@ class PredictionPoints:
         Their index at each point.
     """
 
-    choices: Sequence[Choice]
+    choices: Sequence[MethodChoice]
     laws: Sequence[Any]
     choice: NDArray[np.intp]
     law: NDArray[np.intp]
@@ -44,7 +44,7 @@ class PredictionPoints:
         """Some of the points, in this order."""
         return PredictionPoints(self.choices, self.laws, self.choice[index], self.law[index])
 
-    def of_choices(self, value: Callable[[Choice], float]) -> Floats:
+    def of_choices(self, value: Callable[[MethodChoice], float]) -> Floats:
         """A number of each point's choice."""
         return np.array([value(each) for each in self.choices], dtype=np.float64)[self.choice]
 

@@ -465,7 +465,7 @@ class _RoundSteps:
         self.goes_on = np.zeros_like(self.ends) if not alike else None
         self.whole = np.zeros((self.tokens, 1 if alike else 2, size))
         last = np.minimum(position[:, 0] + self.count, self.tokens - 1), self.count, each
-        begun = remaining >= 0
+        self.begun = begun = remaining >= 0
         for before in range(self.ends.shape[1]):
             rates = along.copy()
             if not before and longest:
@@ -492,9 +492,10 @@ class _RoundSteps:
         _, before, most, size = self.ends.shape
         state = np.zeros((self.tokens + most, fields, before, size))
         state[0, 0, 0] = 1.0
+        begun = self.begun[:, None, None]  # behind its last token no round of a decoding starts
         found = np.empty((self.tokens, fields, before, size))
         for start in range(self.tokens):
-            found[start] = spent = state[start]
+            found[start] = spent = state[start] * begun[start]
             if first:
                 spent = spent.copy()
                 spent[1] += times[start] * spent[0]

@@ -87,12 +87,12 @@ class Report:
         return (self.table() if rows is None else self.table().head(rows)).collect()
 
 
-_plans: dict[str, ShardPlan] = {}
+_plans: dict[tuple[Any, ...], ShardPlan] = {}
 """The plan that a worker made last: points that its shards share are resolved once."""
 
 
 def _plan_of(tables: Tables) -> ShardPlan:
-    key = scenario_file.fingerprint(tables)
+    key = scenario_file.fingerprint(tables), registry.allowed()
     if key not in _plans:
         _plans.clear()
         _plans[key] = ShardPlan(Grid(tables, check=False))
@@ -309,7 +309,7 @@ def _computed(plan: ShardPlan, missing: dict[Shard, Path], workers: int) -> Iter
     tables = plan.grid.tables
     if workers == 1:
         for shard, path in missing.items():
-            yield compute(tables, shard, path, plan=plan)
+            yield compute(tables, shard, path, (), plan)
         return
     import joblib
     from joblib.externals.loky.process_executor import BrokenProcessPool

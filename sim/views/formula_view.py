@@ -18,7 +18,7 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.account import bill
 from model.methods import registry
-from model.methods.prediction import Choice, Prediction, PredictionPoints, by_outcome
+from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, by_outcome
 from model.steps import CacheError
 from sim.scenarios.cases import Case
 from sim.scenarios.grid import Grid
@@ -35,7 +35,7 @@ FAILED = {"point": pl.Int64, "view": pl.String, "error": pl.String}
 
 
 @dataclass(frozen=True)
-class Points:
+class PointBlock:
     """Points that are made of the same choices and outcomes, each of them once."""
 
     number: Index
@@ -46,9 +46,9 @@ class Points:
     choice: Index
     outcome: Index
 
-    def at(self, index: Index) -> Points:
+    def at(self, index: Index) -> PointBlock:
         """Some of the points, in this order."""
-        return Points(self.number[index], self.choices, self.outcomes, self.choice[index], self.outcome[index])
+        return PointBlock(self.number[index], self.choices, self.outcomes, self.choice[index], self.outcome[index])
 
     def of_choices(self, value: Callable[[Case], float]) -> Floats:
         """A number of each point's choice."""
@@ -66,13 +66,13 @@ class Points:
         return _gathered(rows, index.reshape(-1))
 
 
-def of_case(case: Case) -> Points:
+def of_case(case: Case) -> PointBlock:
     """A single point."""
     one = np.zeros(1, dtype=np.intp)
-    return Points(one, [case], [case.outcomes], one, one)
+    return PointBlock(one, [case], [case.outcomes], one, one)
 
 
-def of_grid(grid: Grid, start: int, stop: int) -> tuple[Points, list[Row]]:
+def of_grid(grid: Grid, start: int, stop: int) -> tuple[PointBlock, list[Row]]:
     """The points [start, stop) of a grid that can be resolved, and why the others cannot."""
     number = np.arange(start, stop)
     where = np.stack(np.unravel_index(number, grid.shape))
@@ -94,8 +94,14 @@ def of_grid(grid: Grid, start: int, stop: int) -> tuple[Points, list[Row]]:
             wrong = np.flatnonzero((index == each) & good)
             good[wrong] = False
             failures += [_failure(point, found[each]) for point in number[wrong].tolist()]
-    points = Points(number, choices, outcomes, choice, outcome)
-    return points.at(np.flatnonzero(good)), failures
+    (choices, choice), (outcomes, outcome) = _used(choices, choice[good]), _used(outcomes, outcome[good])
+    return PointBlock(number[good], choices, outcomes, choice, outcome), failures
+
+
+def _used(found: Sequence[Any], index: Index) -> tuple[list[Any], Index]:
+    """Those of them that any point is made of, and the index of each point's."""
+    used, again = np.unique(index, return_inverse=True)
+    return [found[each] for each in used.tolist()], again
 
 
 def _parts(
@@ -137,7 +143,7 @@ def frame(grid: Grid, start: int, stop: int) -> pl.DataFrame:
     return pl.concat([whole, wrong], how="diagonal_relaxed") if failures else whole
 
 
-def _computable(points: Points, failures: list[Row]) -> list[tuple[Points, pl.DataFrame]]:
+def _computable(points: PointBlock, failures: list[Row]) -> list[tuple[PointBlock, pl.DataFrame]]:
     """Points with their estimates, which are computed together; where that fails, it is found out at which points."""
     if not points.number.size:
         return []
@@ -152,7 +158,7 @@ def _computable(points: Points, failures: list[Row]) -> list[tuple[Points, pl.Da
     return [*_computable(points.at(index[:half]), failures), *_computable(points.at(index[half:]), failures)]
 
 
-def _described(grid: Grid, points: Points) -> pl.DataFrame:
+def _described(grid: Grid, points: PointBlock) -> pl.DataFrame:
     """The columns that say what points are: `model.views.point_columns.described`, by column."""
     chosen = np.unique(points.choice, return_inverse=True)
     cases = [points.choices[each] for each in chosen[0].tolist()]
@@ -194,7 +200,7 @@ def _gathered(rows: Sequence[Row], index: Index) -> pl.DataFrame:
 # --- Estimates ----------------------------------------------------------------------------------------------------------
 
 
-def estimates(points: Points) -> pl.DataFrame:
+def estimates(points: PointBlock) -> pl.DataFrame:
     """The theory's estimates of points of one method."""
     method = registry.method(points.choices[points.choice[0]].method)
     ways, steps = points.of_choices(lambda case: case.ways), points.of_choices(lambda case: case.steps)
@@ -227,14 +233,14 @@ def estimates(points: Points) -> pl.DataFrame:
     return pl.concat([each for each in more if each.width], how="horizontal")
 
 
-def _predicted(method: registry.Method, points: Points, rates: str, costs: str, ways: Floats) -> Prediction:
+def _predicted(method: registry.Method, points: PointBlock, rates: str, costs: str, ways: Floats) -> Prediction:
     """The prediction where rates are known (`law`), or at an end of their interval (`low`, `high`), at costs (`cost`, `slow`,
     `fast`), in devices: where layers are split a unit is several, of plain decoding too.
     """
     used, choice = np.unique(points.choice, return_inverse=True)
     chosen = [points.choices[each] for each in used.tolist()]
     taken, law = np.unique(points.outcome, return_inverse=True)
-    choices = [Choice(case.parameters, case.settings.tokens, _cost(case, costs)) for case in chosen]
+    choices = [MethodChoice(case.parameters, case.settings.tokens, _cost(case, costs)) for case in chosen]
     laws = [by_outcome({name: _law(outcome, rates) for name, outcome in points.outcomes[each].items()}) for each in taken.tolist()]
     prediction = method.predict_points(PredictionPoints(choices, laws, choice, law))
     if (ways == 1).all():
@@ -254,7 +260,7 @@ def _law(outcome: Outcome, which: str) -> Any:
     return (outcome.low if which == "low" else outcome.high if which == "high" else None) or outcome.law
 
 
-def _bounded(points: Points) -> Index:
+def _bounded(points: PointBlock) -> Index:
     """The points of which rates or costs are known to within an interval."""
     rates = np.array([any(outcome.low is not None for outcome in each.values()) for each in points.outcomes])[points.outcome]
     return np.flatnonzero(rates | (points.of_choices(lambda case: case.priced is not None) > 0))
@@ -271,7 +277,7 @@ def _between(one: dict[str, Floats], other: dict[str, Floats], where: Index, siz
 
 
 def _each(
-    points: Points, found: dict[str, Floats], value: Callable[[Case, Row], Row], needs: Sequence[str] | None = None
+    points: PointBlock, found: dict[str, Floats], value: Callable[[Case, Row], Row], needs: Sequence[str] | None = None
 ) -> pl.DataFrame:
     """Columns that are computed row by row from a point and its estimates; null where a row has none."""
     names = [*found] if needs is None else needs

@@ -16,7 +16,7 @@ from model.costs.layer_times import UnitCost
 from model.interpret.world import World
 from model.methods.ppd import theory as ppd
 from model.methods.ppd.algorithm import Parameters, decode
-from model.methods.prediction import Choice, PredictionPoints
+from model.methods.prediction import MethodChoice, PredictionPoints
 from model.methods.stages import moments, sums
 from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
 from model.steps import Forward, Read
@@ -282,7 +282,7 @@ FIELDS = ("latency", "latency_variance", "busy", "units_ratio", "units", "plain_
 
 def together(choices: Sequence[Parameters], tokens: Sequence[int], laws: Sequence[Law], cost: UnitCost) -> PredictionPoints:
     """Every choice at all numbers of tokens under every law, the laws fastest."""
-    each = [Choice(choice, count, cost) for choice in choices for count in tokens]
+    each = [MethodChoice(choice, count, cost) for choice in choices for count in tokens]
     chosen, law = (index.reshape(-1) for index in np.indices((len(each), len(laws))))
     return PredictionPoints(each, laws, chosen, law)
 

@@ -16,7 +16,18 @@ from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.methods.rounds import ReplayRounds, RoundPrices, Rounds, Tally, fixed, moments, operations_of, round_prices
+from model.methods.rounds import (
+    ReplayRounds,
+    RoundChoice,
+    RoundPrices,
+    Rounds,
+    Tally,
+    fixed,
+    moments,
+    moments_of_many,
+    operations_of,
+    round_prices,
+)
 from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
 
 FLAT = RoundPrices(*np.ones((3, 9)))
@@ -319,3 +330,16 @@ def test_a_law_that_is_none_of_these_is_refused() -> None:
 
 def test_a_tally_has_a_name_for_each_of_its_values() -> None:
     assert Tally._fields == ("time", "busy", "operations", "rounds", "drafted", "accepted")
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 12), st.integers(0, 5), st.booleans()), min_size=2, max_size=6))
+def test_decodings_of_any_sizes_and_laws_are_together_what_they_are_alone(asked: list[tuple[int, int, int, bool]]) -> None:
+    laws = [Iid(0.3), Iid(1.0), Markov(0.6, 0.3), Rounds.by_draft_position([0.9, 0.4, 0.4, 0.1]), ByPosition([0.5] * 6 + [0.9] * 6),
+            Replay([[True, False, True, True] * 3])]  # fmt: skip
+    choices = [
+        RoundChoice(length, tokens, laws[law], RoundPrices(*(np.arange(3.0)[:, None] + np.arange(1.0, length + 2))), cut)
+        for length, tokens, law, cut in asked
+    ]
+    for together, choice in zip(moments_of_many(choices), choices, strict=True):
+        alone = moments(choice.draft_length, choice.tokens, choice.law, choice.prices, cut=choice.cut)
+        assert list(together) == pytest.approx(list(alone), rel=1e-12, abs=1e-12)

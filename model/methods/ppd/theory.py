@@ -19,7 +19,7 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Totals, Work
 from model.methods.ppd.algorithm import Parameters
-from model.methods.prediction import Choice, Prediction, PredictionPoints, one_by_one
+from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, one_by_one
 from model.methods.stages import Stage, moments
 from model.outcomes.outcome_laws import Iid, Law, Markov
 
@@ -430,7 +430,7 @@ def predict(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) -> Pr
     """
     checks.whole("tokens", tokens, 1)
     one = np.zeros(1, dtype=np.intp)
-    return predict_points(PredictionPoints([Choice(parameters, int(tokens), cost)], [law], one, one)).single()
+    return predict_points(PredictionPoints([MethodChoice(parameters, int(tokens), cost)], [law], one, one)).single()
 
 
 def predict_points(points: PredictionPoints) -> Prediction:
@@ -446,7 +446,7 @@ def predict_points(points: PredictionPoints) -> Prediction:
     return Prediction.joined([found for _, found in parts]).at(order)
 
 
-def _closed(choice: Choice) -> str:
+def _closed(choice: MethodChoice) -> str:
     """The form whose closed forms a choice has if matches are independent; empty if it has none."""
     parameters, _, cost = choice
     if not cost.plain or (parameters.batched and cost.verify_cost is not None):

@@ -22,7 +22,7 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Totals, Work
-from model.methods.prediction import Choice, Prediction, PredictionPoints
+from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import (
     AcceptanceLaw,
     Moments,
@@ -58,7 +58,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     2.648
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    choice, one = Choice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    choice, one = MethodChoice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
     return predict_points(PredictionPoints([choice], [law], one, one)).single()
 
 

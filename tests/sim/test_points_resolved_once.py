@@ -1,0 +1,114 @@
+"""Points of a grid share what they are made of: each is what it is in a scenario of its own, and is resolved once."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import polars as pl
+import pytest
+
+import sim
+from sim.runs import results_table
+from sim.scenarios import cases, scenario_file
+from sim.scenarios.grid import Grid
+from sim.views import formula_view
+
+DOUBT = {"kind": "two-class", "low_if_accepted": 0.1, "low_if_rejected": 0.6}
+GRIDS: dict[str, dict[str, Any]] = {
+    "rates of a table by position, exit layer and tokens": {
+        "scenario": {"name": "x", "tokens": 6},
+        "method": [{"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 1}],
+        "outcomes": {"kind": "published", "by_position": True, "data_set": "squad", "head": "final"},
+        "sweep": {"scenario.tokens": [6, 16], "method.candidates": [1, 3], "method.exit_layer": [20, 30]},
+    },
+    "which outcomes are asked for, by the policy": {
+        "scenario": {"name": "x", "tokens": 12},
+        "method": [{"name": "adaptive", "layers": 8, "policy": "confidence"}],
+        "outcomes": {"accept": {"kind": "iid", "acceptance_rate": 0.7}, "confidence": DOUBT},
+        "cost": {"cost_ratio": 0.1},
+        "sweep": {"method.draft_layers": [1, 2], "outcomes.accept.acceptance_rate": [0.4, 0.8]},
+    },
+    "records that cover so many tokens": {
+        "scenario": {"name": "x", "tokens": 3},
+        "method": [{"name": "speculative", "layers": 8, "draft_length": 2}],
+        "outcomes": {"kind": "replay", "source": "measured", "records": [
+            [True, True, False, True, True], [True, False, False, True, False],
+        ]},
+        "cost": {"cost_ratio": 0.1},
+        "sweep": {"scenario.tokens": [2, 3, 5], "method.draft_length": [1, 2], "cost.cost_ratio": [0.1, 0.2]},
+    },
+    "laws of two kinds, and several methods": {
+        "scenario": {"name": "x", "tokens": 9},
+        "method": [
+            {"name": "speculative", "layers": 8, "draft_length": 2, "outcomes": {"kind": "iid", "acceptance_rate": 0.5}},
+            {"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 1, "outcomes": {"kind": "iid", "match_rate": 0.5}},
+        ],
+        "cost": {"cost_ratio": 0.1},
+        "sweep": {"scenario.tokens": [2, 9], "method.layers": [7, 8]},
+    },
+}  # fmt: skip
+
+
+def alone(grid: Grid, point: int) -> dict[str, Any]:
+    """The tables of one point, without a sweep; of several methods its own."""
+    tables = copy.deepcopy(grid.base)
+    for path, value in grid.values(point).items():
+        scenario_file.apply(tables, path, value)
+    tables["method"] = [tables["method"][grid.indices(point)[0]]]
+    if "cost" in tables and tables["method"][0]["name"] == "ppd":
+        del tables["cost"]
+    return tables
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_every_point_is_what_it_is_alone(name: str) -> None:
+    grid = Grid(GRIDS[name])
+    rows = results_table.table(formula_view.frame(grid, 0, grid.points)).sort("point")
+    assert rows["point"].to_list() == [*range(grid.points)]
+    for point in range(grid.points):
+        one = results_table.table(formula_view.frame(Grid(alone(grid, point)), 0, 1))
+        got = rows.filter(point=point)
+        shared = [column for column in one.columns if column != "point"]
+        for column in shared:
+            ours, theirs = got[column][0], one[column][0]
+            assert ours == (pytest.approx(theirs, rel=1e-12) if isinstance(theirs, float) else theirs), (point, column)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_choice_and_its_outcomes_are_resolved_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all views together: as often as there are different ones, not as often as there are points, views or shards."""
+    choices, outcomes = cases.resolve_but_outcomes, cases.resolve_outcomes
+    counts = {"choices": 0, "outcomes": 0}
+
+    def counted(key: str, right: Any) -> Any:
+        def resolve(*args: Any) -> Any:
+            counts[key] += 1
+            return right(*args)
+
+        return resolve
+
+    monkeypatch.setattr(cases, "resolve_but_outcomes", counted("choices", choices))
+    monkeypatch.setattr(cases, "resolve_outcomes", counted("outcomes", outcomes))
+    grid = Grid(GRIDS[name], check=False)
+    laws = [path for path in GRIDS[name]["sweep"] if path.startswith("outcomes.")]
+    values = 1
+    for path in laws:
+        values *= len(GRIDS[name]["sweep"][path])
+    sim.run(GRIDS[name], replications=8)
+    assert counts["choices"] == grid.points / values
+    assert counts["outcomes"] <= grid.points
+
+
+def test_a_law_that_nothing_changes_is_shared_by_all_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, made = cases.resolve_outcomes, []
+
+    def resolve(*args: Any) -> Any:
+        made.append(right(*args))
+        return made[-1]
+
+    monkeypatch.setattr(cases, "resolve_outcomes", resolve)
+    tables = GRIDS["records that cover so many tokens"] | {"outcomes": {"kind": "iid", "acceptance_rate": 0.5}}
+    found = sim.run(tables, views=["formula"])
+    assert (found.height, len(made)) == (12, 1)
+    assert isinstance(found, pl.DataFrame)
