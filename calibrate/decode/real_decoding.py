@@ -26,6 +26,7 @@ from model.methods.method_parameters import MethodParameters
 
 if TYPE_CHECKING:
     from calibrate.untested_on_gpu.over_streams import Lanes
+    from calibrate.workers.model_processes import ModelProcesses
     from calibrate.workers.worker_pool import Pool
 
 DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium": "medium_layers"})
@@ -35,8 +36,8 @@ DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium"
 def decode(
     method: str, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int, settings: Mapping[str, Any] | None = None, *,
     sampling: Sampling | None = None, luck: Luck | None = None, stop: Collection[int] = (), log: bool = False,
-    answers: Answers | None = None, times: RunTimes | None = None, pool: Pool | None = None, lanes: Lanes | None = None,
-    spans: list[dict[str, Any]] | None = None,
+    answers: Answers | None = None, times: RunTimes | None = None, pool: Pool | ModelProcesses | None = None,
+    lanes: Lanes | None = None, spans: list[dict[str, Any]] | None = None,
 ) -> Decoding:
     """Decode `tokens` tokens behind a prompt of at least one, or until one of `stop`, which end texts.
 
@@ -53,8 +54,8 @@ def decode(
     log
         Whether every read and its answer are kept.
     pool
-        Processes that make the passes of sub-processes (`calibrate.workers.worker_pool`); this one makes them one after another
-        where left out.
+        Processes that make the passes of sub-processes (`calibrate.workers.worker_pool`), or those of a model each
+        (`calibrate.workers.model_processes`); this one makes them one after another where left out.
     lanes
         Streams of the target's GPU on which passes of sub-processes are made (`calibrate.untested_on_gpu.over_streams`), in the
         place of a pool.
@@ -113,10 +114,13 @@ def decode(
     )  # fmt: skip
 
 
-def _over(over: Pool | Lanes, parameters: MethodParameters, more: Mapping[str, Any]) -> Any:
+def _over(over: Pool | ModelProcesses | Lanes, parameters: MethodParameters, more: Mapping[str, Any]) -> Any:
     """The interpreter over processes, or over streams."""
     from calibrate.untested_on_gpu.over_streams import Lanes, Streams
+    from calibrate.workers.model_processes import ModelProcesses, OverModels
 
+    if isinstance(over, ModelProcesses):  # a method may have more models than units: then some of them take turns
+        return OverModels(over, **more)
     if parameters.units > over.units:
         what = "streams" if isinstance(over, Lanes) else "processes"
         raise ParameterError(f"units must be at least {parameters.units}, which the method reserves, got {over.units} {what}")

@@ -1,0 +1,372 @@
+"""The interpreter over processes that have a model each: passes of different models are made at the same time.
+
+The main process drives all generators of steps, in the order in which one process would (`model.interpret.interpreter`), so that
+a decoding is the same to the last bit; every model is in a worker process with one thread and a core of its own. A pass is asked
+for and not waited for: only who reads what it says waits. So what a method has its models do side by side, in sub-processes that are
+joined later, is done side by side, as PEARL drafts while it verifies:
+
+    with started({"target": Replica("family:target"), "draft": Replica("family:draft")}) as models:
+        run = OverModels(models, record=True)
+        work = run.run(pearl.decode(pearl.Parameters(12, 3, draft_layers=2), prompt, 64), 64)
+
+A worker keeps the rows of one line of processes: whoever asks for a pass must have started from where the last one left them. Rows
+are never copied from process to process, and what several sub-processes of one model would need, as in beam search, is refused.
+`calibrate.workers.over_processes` runs one model on several units, and copies rows between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from calibrate.interpreters.in_one_process import Luck, PassOutput, Real, RunTimes, Sampling
+from calibrate.loading.replicas import Replica
+from calibrate.workers.worker_pool import PATIENCE, STARTING, ProcessError, context_of_workers
+from model.base import checks
+from model.base.checks import ParameterError
+from model.interpret.interpreter import Cache, CountedWork, Task
+from model.interpret.world import Answers
+from model.logs.decoding import Answered
+from model.logs.spans import Span
+from model.steps import CacheError, Forward, Steps
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    import torch
+
+    Tensor = torch.Tensor
+
+__all__ = ["ModelProcesses", "OverModels", "ProcessError", "started"]
+
+
+class DistantModel:
+    """What the main process knows of a worker process and of its model."""
+
+    def __init__(self, role: str, unit: int, process: Any, end: Connection, patience: float) -> None:
+        self.role, self.unit, self.process, self.end, self.patience = role, unit, process, end, patience
+        self.name, self.layers, self.vocabulary = "", 0, 0
+        self.made: list[int] = []
+        """The pass that made the row of each position, by its number."""
+        self.asked: deque[_DistantOutput | None] = deque()
+        """What waits for an answer, in the order in which it was asked; None: an answer that nobody needs."""
+
+    def ask(self, *what: Any) -> None:
+        """Tell the worker something."""
+        try:
+            self.end.send(what)
+        except OSError:
+            raise self._gone() from None
+
+    def answer(self, patience: float) -> Any:
+        """The next answer of the worker."""
+        try:
+            if not self.end.poll(patience):
+                raise ProcessError(f"the process of the {self.role} model did not answer within {patience:g} s; the run is over")
+            what, said = self.end.recv()
+        except (EOFError, OSError):
+            raise self._gone() from None
+        if what == "failed":
+            raise ProcessError(f"the process of the {self.role} model failed: {said}")
+        return said
+
+    def take(self) -> _DistantOutput | None:
+        """Take the answer to what was asked first; the output that it is of."""
+        output = self.asked.popleft()
+        said = self.answer(self.patience)
+        if output is not None:
+            output.arrived(*said)
+        return output
+
+    def _gone(self) -> ProcessError:
+        return ProcessError(f"the process of the {self.role} model is gone, perhaps for want of memory; the run is over")
+
+
+class _DistantOutput(PassOutput):
+    """What a pass in another process has made: its logits, once they have come."""
+
+    __slots__ = ("model", "span")
+
+    def __init__(self, step: Forward, model: DistantModel) -> None:
+        super().__init__(step, model, None, None)  # type: ignore[arg-type]
+        self.model = model
+        self.span: tuple[float, float] | None = None
+
+    def arrived(self, logits: Any, begun: float, ended: float) -> None:
+        """Keep what the worker said."""
+        import torch
+
+        self.span = begun, ended
+        if logits is not None:
+            self._logits = torch.from_numpy(logits)
+
+    @property
+    def logits(self) -> Tensor:
+        """See `PassOutput`; it waits for the pass."""
+        if not self.step.heads:
+            raise CacheError(f"{self.step.role}: a pass at position {self.step.at} is read, but projects no position")
+        while self.span is None:
+            self.model.take()
+        assert self._logits is not None
+        return self._logits
+
+
+class _Rows:
+    """What a process believes that the models hold: how many positions, and which pass made each."""
+
+    def __init__(self) -> None:
+        self.book = Cache()
+        self.made: dict[str, list[int]] = {}
+
+    def copy(self) -> _Rows:
+        """What a sub-process starts with."""
+        other = _Rows()
+        other.book, other.made = self.book.copy(), {role: held[:] for role, held in self.made.items()}
+        return other
+
+
+class ModelProcesses:
+    """Worker processes with a model each. See `started`."""
+
+    def __init__(self, replicas: Mapping[str, Replica], *, pin: bool, patience: float) -> None:
+        self.models: dict[str, DistantModel] = {}
+        self.broken = self.closed = False
+        cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
+        context = context_of_workers()
+        try:
+            for unit, (role, replica) in enumerate(replicas.items()):
+                ours, theirs = context.Pipe()
+                core = cores[unit % len(cores)] if cores else None
+                process = context.Process(target=work, args=(theirs, replica, core), daemon=True, name=f"{role} model")
+                self.models[role] = DistantModel(role, unit, process, ours, patience)
+                process.start()
+                theirs.close()
+            for model in self.models.values():
+                model.name, model.layers, model.vocabulary = model.answer(STARTING)
+        except BaseException:
+            self.broken = True
+            self.close()
+            raise
+
+    @property
+    def units(self) -> int:
+        """How many models there are, each on a unit of its own."""
+        return len(self.models)
+
+    def renew(self) -> None:
+        """Have all models forget the text that they have read."""
+        if self.closed or self.broken:
+            why = "are closed" if self.closed else "are broken by an earlier error"
+            raise ProcessError(f"the processes {why}; start them anew")
+        for model in self.models.values():
+            model.ask("new")
+            model.asked.append(None)
+            while model.asked:
+                model.take()
+            model.made = []
+
+    def close(self) -> None:
+        """End all workers: at their word if they are idle, else at once."""
+        if self.closed:
+            return
+        self.closed = True
+        for model in self.models.values():
+            with contextlib.suppress(OSError, ProcessError):
+                if not self.broken:
+                    model.ask("end")
+        for model in self.models.values():
+            if model.process.pid is None:
+                continue
+            model.process.join(0 if self.broken else 2)
+            if model.process.is_alive():
+                model.process.kill()
+            model.process.join()
+            model.end.close()
+
+
+@contextlib.contextmanager
+def started(replicas: Mapping[str, Replica], *, pin: bool = True, patience: float = PATIENCE) -> Iterator[ModelProcesses]:
+    """A worker process for each of these models, by their roles; they end with the block, however it is left.
+
+    Parameters
+    ----------
+    replicas
+        The models, on the processor; a model on a GPU is refused, as no run of these processes was ever made on one.
+    pin
+        Whether each process keeps to one core, where the system lets it.
+    patience
+        Seconds in which a pass must be made; a worker that takes longer is taken to hang.
+    """
+    checks.number("patience", patience, 0.001)
+    for role, replica in replicas.items():
+        if replica.device != "cpu":
+            wanted = f"device of the {role} model must be 'cpu' over processes with a model each"
+            raise ParameterError(f"{wanted}, got {replica.device!r}")
+    models = ModelProcesses(replicas, pin=pin, patience=patience)
+    try:
+        yield models
+    finally:
+        models.close()
+
+
+class OverModels(Real):
+    """Interprets an algorithm with each model in a process of its own.
+
+    Parameters
+    ----------
+    models
+        The processes: see `started`.
+    sampling, luck, log, answers, times
+        As of `Real`; of the times those of passes are what the workers took.
+    record
+        Whether `spans` are kept: what was made when, in the order of its end.
+
+    Once it has run, `begun` is when it began, and `seconds` how long it took to the last token.
+    """
+
+    def __init__(
+        self, models: ModelProcesses, *, sampling: Sampling | None = None, luck: Luck | None = None,
+        log: list[Answered] | None = None, answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
+    ) -> None:  # fmt: skip
+        distant: Any = models.models  # whoever makes no pass here asks decoders for their sizes alone
+        super().__init__(distant, sampling=sampling, luck=luck, log=log, answers=answers, times=times)
+        self.models, self.recording = models, record
+        self.outputs: list[_DistantOutput] = []
+        self.begun = self.seconds = 0.0
+        self.serial = 0
+
+    @property
+    def spans(self) -> list[Span]:
+        """The passes that were recorded, in the order of their ends."""
+        found = []
+        for output in self.outputs:
+            assert output.span is not None
+            step, unit = output.step, output.model.unit
+            (begun, ended), more = output.span, (step.first, step.last, "kept", step.role, len(step.tokens))
+            found.append(Span(unit, begun, ended, "forward", unit, step.end - 1, *more))
+        return sorted(found, key=lambda span: span.end)
+
+    def run(self, steps: Steps, tokens: int) -> CountedWork:
+        """See `Interpreter`. What goes wrong here leaves the processes broken."""
+        models = self.models
+        models.renew()
+        self.begun = time.perf_counter()
+        try:
+            work = super().run(steps, tokens)
+            self.seconds = time.perf_counter() - self.begun
+            for model in models.models.values():  # whoever comes next has the cores for himself
+                while model.asked:
+                    model.take()
+        except BaseException:
+            models.broken = True
+            raise
+        if self.times is not None:
+            for output in self.outputs:
+                assert output.span is not None
+                self.times.passes[output.step.role] += output.span[1] - output.span[0]
+        return work
+
+    def new_cache(self) -> Any:
+        """No rows yet."""
+        return _Rows()
+
+    def forward(self, cache: Any, step: Forward) -> PassOutput:
+        """Ask for a pass."""
+        model = self.models.models.get(step.role)
+        if model is None:
+            has = ", ".join(self.models.models)
+            raise ParameterError(f"models must have one of role {step.role}, which the algorithm asks for, got {has}")
+        self._refuse(step, model)
+        rows: _Rows = cache
+        rows.book.write(step)
+        mine = rows.made.setdefault(step.role, [])
+        if mine[: step.at] != model.made[: step.at]:
+            raise ParameterError(
+                "a run over processes with a model each keeps the rows of one line of processes, and two of them go on with the"
+                f" {step.role} model's; run this method in one process"
+            )
+        self.serial += 1
+        for held in (mine, model.made):
+            held[step.at :] = [self.serial] * len(step.tokens)
+        tokens = step.tokens if self.answers is None else self.known(step.role, step.tokens)
+        output = _DistantOutput(step, model)
+        model.ask("pass", tokens, step.at, step.heads)
+        model.asked.append(output)
+        if self.recording or self.times is not None:
+            self.outputs.append(output)
+        return output
+
+    def adopt(self, cache: Any, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
+        """Rows stay where they are."""
+        raise ParameterError("a run over processes with a model each hands no rows from process to process; run it in one process")
+
+    def _refuse(self, step: Forward, model: DistantModel) -> None:
+        """Refuse passes that workers do not make."""
+        if step.last != model.layers or step.first:
+            bound = f"{model.layers}, as {model.name} has, each pass through all of them"
+            raise ParameterError(f"layers of the {step.role} must be {bound}, got [{step.first}, {step.last})")
+        if step.after or step.texts or step.gaps or step.rows_only or step.compared:
+            raise ParameterError(
+                "a run over processes with a model each makes plain passes of one text; the algorithm asks for others"
+            )
+
+
+def work(connection: Connection, replica: Replica, core: int | None) -> None:
+    """A worker process: load a model and make passes, until the parent has had enough of it, or is gone."""
+    import signal
+
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
+    try:
+        torch.set_num_threads(1)
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+        with torch.inference_mode(False):
+            decoder = replica.load()
+        if decoder.config.is_encoder_decoder:
+            raise ParameterError(f"model {decoder.name} has an encoder, and those are not run over processes with a model each")
+        decoder.warm()
+        connection.send(("up", (decoder.name, decoder.layers, decoder.vocabulary)))
+        with torch.inference_mode():
+            _serve(connection, decoder)
+    except (EOFError, BrokenPipeError, ConnectionError):
+        pass  # the parent is gone
+    except BaseException as error:
+        said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        with contextlib.suppress(OSError):
+            connection.send(("failed", said))
+    sys.stdout.flush()
+    os._exit(0)  # nothing is left to be done, and torch takes its time
+
+
+def _serve(connection: Connection, decoder: Any) -> None:
+    rows = decoder.rows()
+    while True:
+        what, *rest = connection.recv()
+        if what == "end":
+            return
+        if what == "new":
+            rows = decoder.rows()
+            connection.send(("new", None))
+            continue
+        begun = time.perf_counter()
+        logits = _made(decoder, rows, *rest)
+        connection.send(("made", (logits, begun, time.perf_counter())))
+
+
+def _made(decoder: Any, rows: Any, tokens: Sequence[int], at: int, heads: int) -> Any:
+    """Make a pass; the logits of its last positions, shape (heads, vocabulary), or None. Rows behind `at` are let go of."""
+    states = decoder.run(tuple(tokens), at, 0, decoder.layers, rows)
+    held = {layer.length for layer in rows.layers}
+    if held != {at + len(tokens)}:
+        raise CacheError(f"layers should hold {at + len(tokens)} positions, they hold {sorted(held)}")
+    if not heads:
+        return None
+    logits = decoder.logits(states[-heads:], decoder.layers)
+    return (logits.float() if logits.element_size() < 4 else logits).numpy()  # numpy has no bfloat16

@@ -1,0 +1,171 @@
+"""A process for each model: the same decoding as in one process, passes of two models side by side, failures that are said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from calibrate.interpreters.in_one_process import Luck, Real, Sampling
+from calibrate.loading.replicas import Replica
+from calibrate.workers.model_processes import DistantModel, ModelProcesses, OverModels, ProcessError, started
+from model.base.checks import ParameterError
+from model.logs.decoding import Answered
+from model.methods.beam import algorithm as beam
+from model.methods.pearl import algorithm as pearl
+from model.methods.ppd import algorithm as ppd
+from model.methods.speculative import algorithm as speculative
+from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps
+from tests.support import real_models
+from tests.support.real_models import DEPTHS
+from tests.support.workers import PATIENCE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are killed by their numbers")
+LAYERS, SMALL = DEPTHS["target"], {"draft_layers": DEPTHS["draft"]}
+PROMPT = [3, 4, 5, 6, 17]
+WARM = Sampling(1.5)
+
+
+def replica(role: str) -> Replica:
+    """The model of a role, as any process can make it."""
+    return Replica(real_models.config("llama", DEPTHS[role]).to_json_string(), dtype="float64", random=0, spread=3.0)
+
+
+@pytest.fixture(scope="module")
+def decoders() -> dict[str, Any]:
+    return {role: replica(role).load() for role in ("target", "draft")}
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[ModelProcesses]:
+    with started({role: replica(role) for role in ("target", "draft")}, patience=PATIENCE) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("module", "parameters"),
+    [
+        *((pearl, pearl.Parameters(LAYERS, gamma, sampled=sampled, **SMALL)) for gamma in (1, 3, 8) for sampled in (False, True)),
+        (speculative, speculative.Parameters(LAYERS, 3, placement="apart", **SMALL)),
+    ],
+    ids=[*(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8) for how in ("greedy", "sampled")), "speculative"],
+)
+def test_a_decoding_is_the_one_of_one_process(module: Any, parameters: Any, models: ModelProcesses, decoders: Any) -> None:
+    for prompt, tokens in ((PROMPT, 24), ([7], 1)):
+        logs: list[list[Answered]] = [[], []]
+        apart = OverModels(models, luck=Luck(5), log=logs[0], record=True, sampling=WARM)
+        alone = Real(decoders, luck=Luck(5), log=logs[1], sampling=WARM)
+        found, want = (each.run(module.decode(parameters, prompt, tokens), tokens) for each in (apart, alone))
+        assert found.tokens == want.tokens
+        assert logs[0] == logs[1]
+        assert found.account == want.account
+        assert found.rounds == want.rounds
+        if not parameters.sampled:
+            assert found.tokens == [*real_models.oracle(decoders["target"].full, prompt, tokens)]
+        assert len(apart.spans) == found.account.passes
+        assert {(span.unit, span.role) for span in apart.spans} <= {(0, "target"), (1, "draft")}
+
+
+def test_drafts_are_accepted_and_rejected(models: ModelProcesses) -> None:
+    """Else nothing of the above were seen. At a high temperature any two models agree now and then."""
+    parameters = pearl.Parameters(LAYERS, 3, sampled=True, **SMALL)
+    work = OverModels(models, luck=Luck(5), sampling=WARM).run(pearl.decode(parameters, PROMPT, 48), 48)
+    assert sum(accepted * times for (accepted, _), times in work.rounds.items())
+    assert sum(times for (accepted, drafted), times in work.rounds.items() if accepted < drafted)
+
+
+def test_the_draft_model_is_asked_while_the_target_works(models: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the clock says: all drafts of a round are asked for between the target's pass and the look at it."""
+    seen: list[str] = []
+    ask, take = DistantModel.ask, DistantModel.take
+
+    def asking(model: DistantModel, *what: Any) -> None:
+        if what[0] == "pass":
+            seen.append(f"{model.role} asked")
+        ask(model, *what)
+
+    def taking(model: DistantModel) -> Any:
+        seen.append(f"{model.role} taken")
+        return take(model)
+
+    monkeypatch.setattr(DistantModel, "ask", asking)
+    monkeypatch.setattr(DistantModel, "take", taking)
+    OverModels(models).run(pearl.decode(pearl.Parameters(LAYERS, 2, **SMALL), [7], 12), 12)
+    first = seen.index("target asked")
+    assert seen[first : first + 6] == ["target asked", *["draft asked", "draft taken"] * 2, "target taken"]
+
+
+def headless() -> Steps:
+    out = yield Forward("target", (3, 4), 0, 0, LAYERS)
+    yield Commit("token", ((yield Read("next", out)),))
+
+
+def with_a_gap() -> Steps:
+    yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
+    yield Forward("target", (5,), 3, 0, LAYERS, None, 1)
+
+
+def two_lines() -> Steps:
+    """Two sub-processes that go on from the same rows, one after the other, and a third that goes on from the first of them."""
+    yield Forward("draft", (3, 4), 0, 0, DEPTHS["draft"])
+    tasks = yield Fork((one_more(5, 2), one_more(6, 2)), (None, None))
+    yield Join(tuple(tasks))
+    yield Join(tuple((yield Fork((one_more(7, 3),), (None,), (tasks[0],)))))
+
+
+def one_more(token: int, at: int) -> Steps:
+    yield Forward("draft", (token,), at, 0, DEPTHS["draft"])
+
+
+@pytest.mark.parametrize(
+    ("steps", "error", "words"),
+    [
+        (lambda: ppd.decode(ppd.Parameters(LAYERS, 3, 1), PROMPT, 4), ParameterError,
+         r"layers of the target must be 5, as random llama has, each pass through all of them, got \[0, 3\)"),
+        (lambda: beam.decode(beam.Parameters(LAYERS, 2, 2, **SMALL), PROMPT, 6), ParameterError, "makes plain passes of one text"),
+        (two_lines, ParameterError, "two of them go on with the draft model's; run this method in one process"),
+        (with_a_gap, CacheError, "at position 3"),
+        (headless, CacheError, "projects no position"),
+    ],
+    ids=["parts of a pass", "several hypotheses", "two lines", "a gap", "no head"],
+)  # fmt: skip
+def test_what_cannot_be_run_is_refused(steps: Any, error: Any, words: str, models: ModelProcesses) -> None:
+    """And leaves processes that are said to be broken; of these it is known that they are not."""
+    with pytest.raises(error, match=words):
+        OverModels(models).run(steps(), 4)
+    with pytest.raises(ProcessError, match="broken by an earlier error; start them anew"):
+        models.renew()
+    models.broken = False
+
+
+def test_models_that_cannot_be_are_refused() -> None:
+    on_gpu, unknown = Replica("family:draft", device="cuda"), Replica('{"model_type": "nothing"}', random=0)
+    message = r"^device of the draft model must be 'cpu' .*, got 'cuda'$"
+    with pytest.raises(ParameterError, match=message), started({"draft": on_gpu}):
+        pass
+    message = r"^the process of the target model failed: ParameterError: "
+    with pytest.raises(ProcessError, match=message), started({"target": unknown}, patience=PATIENCE):
+        pass
+
+
+def test_a_model_that_a_method_lacks_is_named(models: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "models", {"target": models.models["target"]})
+    with pytest.raises(ParameterError, match=r"must have one of role draft, which the algorithm asks for, got target$"):
+        OverModels(models).run(pearl.decode(pearl.Parameters(LAYERS, 2, **SMALL), PROMPT, 6), 6)
+    models.broken = False
+
+
+def test_a_process_that_is_gone_ends_the_run(models: ModelProcesses) -> None:
+    """The last of these tests: nothing is left of the others either."""
+    processes = [model.process for model in models.models.values()]
+    os.kill(models.models["draft"].process.pid, signal.SIGKILL)
+    with pytest.raises(ProcessError, match=r"^the process of the draft model is gone"):
+        OverModels(models).run(pearl.decode(pearl.Parameters(LAYERS, 2, **SMALL), PROMPT, 6), 6)
+    models.close()
+    assert not any(process.is_alive() for process in processes)
+    with pytest.raises(ProcessError, match="are closed"):
+        models.renew()
