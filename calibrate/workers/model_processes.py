@@ -247,7 +247,7 @@ class OverModels(Real):
         for output in self.outputs:
             assert output.span is not None
             step, unit = output.step, output.model.unit
-            (begun, ended), more = output.span, (step.first, step.last, "kept", step.role, len(step.tokens))
+            (begun, ended), more = output.span, (step.layers.first, step.layers.last, "kept", step.role, len(step.tokens))
             found.append(Span(unit, begun, ended, "forward", unit, step.end - 1, *more))
         return sorted(found, key=lambda span: span.end)
 
@@ -307,10 +307,10 @@ class OverModels(Real):
 
     def _refuse(self, step: Forward, model: DistantModel) -> None:
         """Refuse passes that workers do not make."""
-        if step.last != model.layers or step.first:
+        if step.layers.last != model.layers or step.layers.first:
             bound = f"{model.layers}, as {model.name} has, each pass through all of them"
-            raise ParameterError(f"layers of the {step.role} must be {bound}, got [{step.first}, {step.last})")
-        if step.after or step.texts or step.gaps or step.rows_only or step.compared:
+            raise ParameterError(f"layers of the {step.role} must be {bound}, got [{step.layers.first}, {step.layers.last})")
+        if step.tree or step.batch or step.layers.gaps or step.layers.kv_only or step.compared:
             raise ParameterError(
                 "a run over processes with a model each makes plain passes of one text; the algorithm asks for others"
             )
