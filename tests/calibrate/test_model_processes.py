@@ -50,7 +50,7 @@ def models() -> Iterator[ModelProcesses]:
     ("module", "parameters"),
     [
         *((pearl, pearl.Parameters(LAYERS, gamma, sampled=sampled, **SMALL)) for gamma in (1, 3, 8) for sampled in (False, True)),
-        (speculative, speculative.Parameters(LAYERS, 3, placement="apart", **SMALL)),
+        (speculative, speculative.Parameters(LAYERS, 3, placement="separate", **SMALL)),
     ],
     ids=[*(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8) for how in ("greedy", "sampled")), "speculative"],
 )
