@@ -33,7 +33,7 @@ from model.interpret.interpreter import Cache, CountedWork, Task
 from model.interpret.world import Answers
 from model.logs.decoding import Answered
 from model.logs.spans import Span
-from model.steps import CacheError, Forward, Steps
+from model.steps import CacheError, Forward, LayerSpan, Steps
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -362,7 +362,7 @@ def _serve(connection: Connection, decoder: Any) -> None:
 
 def _made(decoder: Any, rows: Any, tokens: Sequence[int], at: int, heads: int) -> Any:
     """Make a pass; the logits of its last positions, shape (heads, vocabulary), or None. Rows behind `at` are let go of."""
-    states = decoder.run(tuple(tokens), at, 0, decoder.layers, rows)
+    states = decoder.run(tuple(tokens), at, LayerSpan(0, decoder.layers), rows)
     held = {layer.length for layer in rows.layers}
     if held != {at + len(tokens)}:
         raise CacheError(f"layers should hold {at + len(tokens)} positions, they hold {sorted(held)}")

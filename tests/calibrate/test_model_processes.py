@@ -19,7 +19,7 @@ from model.methods.beam import algorithm as beam
 from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
-from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps
+from model.steps import CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps
 from tests.support import real_models
 from tests.support.real_models import DEPTHS
 from tests.support.workers import PATIENCE
@@ -100,25 +100,25 @@ def test_the_draft_model_is_asked_while_the_target_works(models: ModelProcesses,
 
 
 def headless() -> Steps:
-    out = yield Forward("target", (3, 4), 0, 0, LAYERS)
+    out = yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS))
     yield Commit("token", ((yield Read("next", out)),))
 
 
 def with_a_gap() -> Steps:
-    yield Forward("target", (3, 4), 0, 0, LAYERS, None, 1)
-    yield Forward("target", (5,), 3, 0, LAYERS, None, 1)
+    yield Forward("target", (3, 4), 0, LayerSpan(0, LAYERS), None, 1)
+    yield Forward("target", (5,), 3, LayerSpan(0, LAYERS), None, 1)
 
 
 def two_lines() -> Steps:
     """Two sub-processes that go on from the same rows, one after the other, and a third that goes on from the first of them."""
-    yield Forward("draft", (3, 4), 0, 0, DEPTHS["draft"])
+    yield Forward("draft", (3, 4), 0, LayerSpan(0, DEPTHS["draft"]))
     tasks = yield Fork((one_more(5, 2), one_more(6, 2)), (None, None))
     yield Join(tuple(tasks))
     yield Join(tuple((yield Fork((one_more(7, 3),), (None,), (tasks[0],)))))
 
 
 def one_more(token: int, at: int) -> Steps:
-    yield Forward("draft", (token,), at, 0, DEPTHS["draft"])
+    yield Forward("draft", (token,), at, LayerSpan(0, DEPTHS["draft"]))
 
 
 @pytest.mark.parametrize(
