@@ -2,8 +2,8 @@
 
 The main process drives all generators of steps, in the order in which one process would (`model.interpret.interpreter`), so that
 a decoding is the same to the last bit; every model is in a worker process with one thread and a core of its own. A pass is asked
-for and not waited for: only who reads what it says waits. So what a method has its models do side by side, in sub-processes that are
-joined later, is done side by side, as PEARL drafts while it verifies:
+for and not waited for: only who reads what it says waits. So what a method has its models do side by side, in sub-processes that
+are joined later, is done side by side, as PEARL drafts while it verifies:
 
     with started({"target": Replica("family:target"), "draft": Replica("family:draft")}) as models:
         run = OverModels(models, record=True)

@@ -424,9 +424,9 @@ def test_predicted_over_measured_by_hand() -> None:
         spread = pl.concat([rows().head(1).with_columns(measured_s=0.1 * each, predicted_s=0.1 * each) for each in (1.0, factor)])
         found = [at for at in predicted_measured.draw(spread).axes[0].get_xticks() if 100 <= at < 1000]
         assert len(found) == count
-    named = rows(method=["mine", "mine", "pearl", "pearl"], noise=0.02, mismatch=["", None, "", ""])
+    named = rows(method=["mine", "mine", "other", "other"], noise=0.02, mismatch=["", None, "", ""])
     drawn = shown(predicted_measured.draw(named.drop("disturbed")))
-    assert drawn.legends[0][1] == ["mine", "pearl", "as predicted", "within 5 %", "1.5 × the noise of\nrepeats: 3.0 %"]
+    assert drawn.legends[0][1] == ["mine", "other", "as predicted", "within 5 %", "1.5 × the noise of\nrepeats: 3.0 %"]
     single = named.head(1).with_columns(mismatch=pl.lit("cores differ"), error=0.05)
     assert predicted_measured.told(single) == (
         "median error 5.0 %; 100 % of 1 decodings (1 setting) are within 5 %; a profile of ANOTHER machine"

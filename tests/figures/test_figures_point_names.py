@@ -63,7 +63,7 @@ def test_what_goes_without_saying_is_not_said(row: dict[str, Any], said: list[st
     ({"method": "ppd", "ways": 2}, "Predictive Pipelined Decoding"), ({"method": "speculative"}, "speculative decoding"),
     ({"method": "adaptive"}, "adaptive drafts"),
     ({"method": "hierarchical"}, "three models"), ({"method": "beam"}, "beam search"), ({"method": "bild"}, "Big Little Decoder"),
-    ({"method": "skipdecode"}, "SkipDecode"), ({"method": "early_exit"}, "early exit"), ({"method": "pearl"}, "pearl"),
+    ({"method": "skipdecode"}, "SkipDecode"), ({"method": "early_exit"}, "early exit"), ({"method": "pearl"}, "PEARL"),
     ({"method": "mine"}, "mine"),
 ])  # fmt: skip
 def test_methods_have_their_names(row: dict[str, Any], said: str) -> None:
