@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from calibrate.interpreters.in_one_process import Sampling
     from calibrate.loading.load_models import Begun, LoadedModel
     from calibrate.loading.prompts import Prompt
+    from calibrate.loading.replicas import Replica
+    from calibrate.workers.model_processes import ModelProcesses
     from model.methods.method_parameters import MethodParameters
 
 _FROM = "A directory, OWNER/NAME of the hub, or of the family: family:target."
@@ -46,6 +49,7 @@ def decode(
     dtype: options.Dtype = "float32",
     device: options.Device = None,
     threads: options.Threads = None,
+    processes: Annotated[bool, typer.Option("--processes", help="Each model in a process of its own, with one core.")] = False,
     log: Annotated[Path | None, typer.Option(help="FILE.parquet for every read and its answer; FILE.json beside it.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Decode plainly too, and compare texts and times.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout instead of text.")] = False,
@@ -59,12 +63,15 @@ def decode(
 
     calibrate decode bild --model BIG --draft SMALL --set fallback_threshold=0.5 --set rollback_threshold=3 --prompts texts.txt
 
+    calibrate decode pearl --model family --set draft_length=4 --processes --prompt "def main("
+
     Parameters are those of scenarios: `sim ls methods NAME`. SkipDecode's prompt and sequence are those of each prompt where they
     are left out. Prompts are decoded one after another.
     """
     from calibrate.decode import real_decoding
     from calibrate.loading import load_models
     from calibrate.loading.prompts import CHAT
+    from calibrate.loading.replicas import Replica
     from model.base import checks
 
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
@@ -79,12 +86,26 @@ def decode(
     run = _Run(method, settings, models, tokens, sampling, seed or 0, plain, log is not None)
     begun = run.begun(asked, chat=template == CHAT)
     read_by = run.use_heads(heads, begun[0])
+    replicas = {role: Replica(name, where, dtype) for role, name in names.items()} if processes else {}
     head = {
         "method": method, "exact": run.exact, "settings": settings, "tokens": tokens, "seed": run.seed,
         "sampling": None if sampling is None else vars(sampling), "heads": read_by, "device": where, "dtype": dtype,
         "models": run.about, "versions": run.versions,
     }  # fmt: skip
-    _follow(run, asked, begun, head, log, as_json, quiet)
+    with _apart(replicas) as pool:
+        _follow(replace(run, pool=pool), asked, begun, head | {"processes": processes}, log, as_json, quiet)
+
+
+@contextlib.contextmanager
+def _apart(replicas: Mapping[str, Replica]) -> Iterator[ModelProcesses | None]:
+    """Processes with these models, if any."""
+    if not replicas:
+        yield None
+        return
+    from calibrate.workers.model_processes import started
+
+    with started(replicas) as found:
+        yield found
 
 
 def _settings(method: str, pairs: Sequence[str], sample: bool) -> dict[str, Any]:
@@ -173,6 +194,7 @@ class _Run:
     seed: int
     plain: bool
     log: bool
+    pool: ModelProcesses | None = None
 
     @property
     def decoders(self) -> dict[str, Decoder]:
@@ -261,14 +283,14 @@ class _Run:
         stop, luck = self.target.decoder.ends, Luck(self.seed, number)
         own = real_decoding.decode(
             self.method, self.decoders, begun.prompt, self.tokens, self.settings, sampling=self.sampling, luck=luck, stop=stop,
-            log=self.log,
+            log=self.log, pool=self.pool,
         )  # fmt: skip
         plainly = None
         if self.plain:
             plainly = real_decoding.decode(
                 registry.PLAIN, {"target": self.target.decoder}, begun.prompt, self.tokens,
                 {"sampled": self.sampling is not None},
-                sampling=self.sampling, luck=Luck(self.seed, number), stop=own.stop,
+                sampling=self.sampling, luck=Luck(self.seed, number), stop=own.stop, pool=self.pool,
             )  # fmt: skip
         pieces = load_models.pieces(self.target.tokenizer, begun.prompt, own.tokens)
         if isinstance(prompt, str):

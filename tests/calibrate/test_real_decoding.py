@@ -104,6 +104,17 @@ def said(folder: Path, method: str, *more: str, **own: Any) -> dict[str, Any]:
     return document
 
 
+def test_over_processes_with_a_model_each_the_same_is_written(tiny: Path) -> None:
+    """But for how long that takes; plain decoding beside it is made there too."""
+    one, apart = (said(tiny, "pearl", "--prompt", "hello", "--tokens", "14", "--plain", *more) for more in ([], ["--processes"]))
+    assert (one["processes"], apart["processes"]) == (False, True)
+    (found,), (want,) = apart["sequences"], one["sequences"]
+    same = {key for key in want if found[key] == want[key]}
+    assert {"text", "written", "produced_by", "passes", "work"} <= same
+    message = refused(*asked(tiny, "ppd", "--prompt", "hello", "--processes"))
+    assert "each pass through all of them, got [0, 3)" in message
+
+
 def test_every_method_is_tried() -> None:
     assert {*CHOICES} == {*registry.names()}
 

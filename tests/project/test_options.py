@@ -7,6 +7,7 @@ heeds its arguments is tested where it is, and `EFFECTS` says by which test each
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -53,6 +54,7 @@ def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Record:
     found.replace("calibrate.loading.load_models.heads_beside", Path("nowhere"))
     found.replace("calibrate.decode.real_decoding.check_text", None)
     found.replace("calibrate.loading.prompts.load", PROMPTS)
+    found.replace("calibrate.workers.model_processes.started", contextlib.nullcontext("the processes"))
     found.replace("calibrate.family.corpus.own", CORPUS)
     found.replace(
         "calibrate.family.model_directory.load", lambda **given: SimpleNamespace(name=given["model"], folder=Path(given["model"]))
@@ -108,7 +110,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     ),
     "calibrate decode": (
         "hierarchical --model big --draft small --medium middle --set draft_length=3 --prompts texts --template squad --limit 4"
-        f" --tokens 12 --sample --temperature 0.5 --top-k 6 --top-p 0.75 --log log.parquet --plain {REAL}",
+        f" --tokens 12 --sample --temperature 0.5 --top-k 6 --top-p 0.75 --log log.parquet --plain --processes {REAL}",
         "calibrate.commands.decode_command._follow",
         {
             "calibrate.loading.load_models.models": {
@@ -116,9 +118,17 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
             },
             "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4},
             "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
+            "calibrate.workers.model_processes.started": {
+                "replicas": {
+                    "target": {"model": "big", "device": "there", "dtype": "float64"}, "draft": {"model": "small"},
+                    "medium": {"model": "middle"},
+                },
+            },
             "calibrate.commands.decode_command._follow": {
+                "head": {"processes": True},
                 "run": {
-                    "method": "hierarchical", "settings": {"draft_length": 3, "sampled": True}, "tokens": 12, "seed": 9,
+                    "pool": "the processes", "method": "hierarchical", "settings": {"draft_length": 3, "sampled": True},
+                    "tokens": 12, "seed": 9,
                     "sampling": {"temperature": 0.5, "top_k": 6, "top_p": 0.75}, "plain": True, "log": True,
                 },
                 "asked": PROMPTS, "log": Path("log.parquet"), "quiet": True,
@@ -793,7 +803,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "calibrate decode": {
         REACH: "--model --draft --medium --set --prompts --template --limit --tokens --sample --temperature --top-k --top-p --seed"
-               " --dtype --device --threads --log --plain --quiet",
+               " --dtype --device --threads --log --plain --processes --quiet",
         "test_real_decoding.py::test_trained_heads_are_read": "--heads",
         "test_real_decoding.py::test_every_method_decodes_and_says_what_it_did": "--prompt",
         "test_real_decoding.py::test_the_text_comes_first_and_the_histogram_counts_every_round": "--json",
