@@ -104,11 +104,12 @@ def test_a_decoding_by_hand() -> None:
     work = counted(2, [True, True, True, False, True, False])
     assert [commit.tokens for commit in work.committed] == [(1,), (2, 3), (4,), (5,), (6,)]
     assert work.rounds == {(0, 0): 3, (1, 1): 1, (0, 1): 1}
-    found = pearl.predict(Parameters(4, 2), 6, ByPosition([1, 1, 1, 0, 1, 0]), UnitCost(4, cost_ratio=0.75, link=1.0))
+    cost = UnitCost(4, cost_ratio=0.75, link=1.0, draft_devices=0.5)
+    found = pearl.predict(Parameters(4, 2), 6, ByPosition([1, 1, 1, 0, 1, 0]), cost)
     # 4 for a pass, 8 for two drafts and their links, 5 for one.
     drafted = [2, 2, 1, 1, 0]
     assert float(found.latency) == sum(max(4, 3 * count + 2 * (count > 0)) for count in drafted)
-    assert float(found.busy) == 5 * 4 + 3 * sum(drafted)
+    assert float(found.busy) == 5 * 4 + 0.5 * 3 * sum(drafted)  # the draft model's unit is half of one of the target's
     assert work.passes_of == {"target": 5, "draft": sum(drafted)}
 
 
