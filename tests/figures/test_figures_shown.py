@@ -160,7 +160,7 @@ def of_another_method() -> pl.DataFrame:
     for place, (k, rate, length) in enumerate(choices):
         choice = Parameters(40, 20, k, batched=length > 16 and k > 1)
         rows.append(test_figures_tradeoff.point(place, choice, length, rate, units=2 + place % 2, contended=not place))
-    other = {"point": 99, "view": "events", "method": "pearl", "relative_latency": 0.8, "compute_per_token": 1.5, "tokens": 16}
+    other = {"point": 99, "view": "events", "method": "other", "relative_latency": 0.8, "compute_per_token": 1.5, "tokens": 16}
     simulated = viewed(pl.DataFrame(rows), "compute_per_token", skip=range(9))
     return pl.concat([simulated, pl.DataFrame([other])], how="diagonal_relaxed")
 
