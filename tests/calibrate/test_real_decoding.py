@@ -642,7 +642,8 @@ def test_a_document_says_all_of_what_was_asked_and_made(
     about = {"layers": 5, "vocabulary": VOCABULARY}
     assert said == {
         "method": "speculative", "exact": True, "settings": {"draft_length": 2}, "tokens": 6, "seed": 0, "sampling": None,
-        "heads": [], "processes": False, "device": "cpu", "dtype": "float64", "versions": VERSIONS, "interrupted": False, "provenance": "measured",
+        "heads": [], "processes": False, "device": "cpu", "dtype": "float64", "versions": VERSIONS, "interrupted": False,
+        "provenance": "measured",
         "models": {"target": {"name": "a target", "checksum": "sum of target"} | about,
                    "draft": {"name": "a draft", "checksum": "sum of draft"} | about | {"layers": DEPTHS["draft"]}},
     }  # fmt: skip
