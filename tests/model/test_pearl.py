@@ -17,6 +17,7 @@ from model.methods.demand import Demand
 from model.methods.pearl import paths
 from model.methods.pearl import theory as pearl
 from model.methods.pearl.algorithm import Parameters, decode
+from model.methods.prediction import MethodChoice, PredictionPoints, one_by_one
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay, ReplayChances
 from model.outcomes.random_streams import BLOCK
 from tests.support.exact import RATES, close, near
@@ -149,6 +150,20 @@ def test_a_draft_that_is_hidden_costs_no_time(alpha: float, gamma: int, tokens: 
     time, busy = pearl.slowest(Parameters(4, gamma), tokens, UnitCost(4, cost_ratio=ratio / gamma))
     assert time >= float(found.latency) * (1 - 1e-12)
     assert busy >= float(found.busy) * (1 - 1e-12)
+
+
+def test_many_points_are_what_each_is_alone() -> None:
+    """Of several lengths, drafts, laws and costs: behind the end of a shorter one there is nothing."""
+    laws = [Iid(0.7), Markov(0.6, 0.3), Replay([[1, 0, 1] * 3, [1] * 9]), ByPosition([0.9, 0.1] * 5)]
+    choices = [
+        MethodChoice(Parameters(4, gamma), tokens, cost)
+        for gamma in (1, 2, 3) for tokens in (1, 2, 8, 9) for cost in (COST, UnitCost(4, cost_ratio=0.0))
+    ]  # fmt: skip
+    choice, law = (each.reshape(-1) for each in np.indices((len(choices), len(laws))))
+    together = pearl.predict_points(PredictionPoints(choices, laws, choice, law))
+    alone = one_by_one(pearl.predict, PredictionPoints(choices, laws, choice, law))
+    for name in ("latency", "latency_variance", "busy", "units_ratio", "units", "plain_latency", "rounds", "drafted", "operations"):
+        assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-12, abs=1e-9, nan_ok=True), name
 
 
 def test_share_of_units_is_said_where_no_time_is_shared() -> None:

@@ -8,6 +8,7 @@ one before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,7 +61,16 @@ def round_starts(tables: RoundTables, law: Chain) -> Floats:
     >>> round_starts(round_tables(2, 4, UnitCost(1, cost_ratio=1)), ByPosition([1, 1, 0, 1])).tolist()
     [[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]]
     """
-    return _forward(tables, law)[0]
+    return _forward([tables], [law])[0][..., 0]
+
+
+class FiniteChoice(NamedTuple):
+    """A decoding whose moments are asked for."""
+
+    draft_length: int
+    tokens: int
+    law: Any
+    cost: UnitCost
 
 
 def moments(draft_length: int, tokens: int, law: Any, cost: UnitCost) -> Moments:
@@ -71,46 +81,86 @@ def moments(draft_length: int, tokens: int, law: Any, cost: UnitCost) -> Moments
     >>> round(200 / found.time, 3), round(200 / found.rounds, 3)
     (2.104, 2.104)
     """
+    return moments_of_many([FiniteChoice(draft_length, tokens, law, cost)])[0]
+
+
+def moments_of_many(choices: Sequence[FiniteChoice]) -> list[Moments]:
+    """The moments of many decodings, computed side by side; of records each by itself, and then their mixture."""
+    chains = [_chains(each.law) for each in choices]
+    tables = [round_tables(each.draft_length, each.tokens, each.cost) for each in choices]
+    wanted = [(table, chain) for table, own in zip(tables, chains, strict=True) for chain in own]
+    wanted_in_turn = sorted(range(len(wanted)), key=lambda index: wanted[index][0].time.shape[1])
+    found: dict[int, Moments] = {}
+    while wanted_in_turn:
+        longest = wanted[wanted_in_turn[-1]][0]
+        size = max(_MOST_CELLS // (longest.waiting.size * (int(longest.waiting.max()) + 1)), 1)
+        wanted_in_turn, part = wanted_in_turn[:-size], wanted_in_turn[-size:]
+        found |= zip(part, _moments_of_chains(*zip(*(wanted[index] for index in part), strict=True)), strict=True)
+    each = iter(found[index] for index in range(len(wanted)))
+    parts = [[next(each) for _ in own] for own in chains]
+    return [own[0] if len(own) == 1 else mixed(own) for own in parts]
+
+
+_MOST_CELLS = 300_000
+"""Positions times places in a window times decodings that are computed together: about two megabytes an array."""
+
+
+def _chains(law: Any) -> list[Chain]:
+    """A recorded sequence is a chain whose chances are 0 and 1."""
     if isinstance(law, Replay):
-        chains: list[Chain] = [ByPosition(record) for record in law.records.astype(np.float64)]
-    elif isinstance(law, ReplayChances):
-        chains = list(law.chains)
-    elif isinstance(law, Chain):
-        chains = [law]
-    else:
-        raise checks.ParameterError(
-            "this law of acceptances has no closed form for drafts that go on behind what is verified; choose one by output"
-            " position, such as kind 'iid', 'markov', 'by-position' or 'replay'"
-        )
-    tables = round_tables(draft_length, tokens, cost)
-    found = [_moments_of_chain(tables, chain) for chain in chains]
-    return found[0] if len(found) == 1 else mixed(found)
+        return [ByPosition(record) for record in law.records.astype(np.float64)]
+    if isinstance(law, ReplayChances):
+        return list(law.chains)
+    if isinstance(law, Chain):
+        return [law]
+    raise checks.ParameterError(
+        "this law of acceptances has no closed form for drafts that go on behind what is verified; choose one by output"
+        " position, such as kind 'iid', 'markov', 'by-position' or 'replay'"
+    )
 
 
-def _moments_of_chain(tables: RoundTables, law: Chain) -> Moments:
-    mass, first = _forward(tables, law)
-    time = tables.time
-    mean, square = float((mass * time).sum()), float((time * (2 * first + time * mass)).sum())
-    totals = (float((mass * each).sum()) for each in (tables.busy, tables.operations, np.ones_like(mass), tables.waiting))
-    return Moments(mean, max(square - mean**2, 0.0), *totals)
+def _moments_of_chains(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> list[Moments]:
+    mass, first = _forward(tables, laws)
+    time, busy, operations, waiting = (
+        _side_by_side([getattr(each, name) for each in tables]) for name in ("time", "busy", "operations", "waiting")
+    )
+    mean, square = ((mass * time).sum(axis=(0, 1)), (time * (2 * first + time * mass)).sum(axis=(0, 1)))
+    totals = ((mass * each).sum(axis=(0, 1)) for each in (busy, operations, np.ones_like(mass), waiting))
+    columns = mean, np.maximum(square - mean**2, 0.0), *totals
+    return [Moments(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def _forward(tables: RoundTables, law: Chain) -> tuple[Floats, Floats]:
-    """The chance that a round starts at each position in each phase, and the mean time until then on these paths."""
-    tokens = tables.time.shape[1]
-    after_failure, after_success = law.chances(tokens)
-    found = np.zeros((2, 2, tokens + 1))  # mass and first moment of the time; phase; position
+def _side_by_side(arrays: Sequence[NDArray[Any]]) -> Floats:
+    """Arrays whose last axis is the position along a new last axis; behind the end of a shorter one there are zeros."""
+    found = np.zeros((*arrays[0].shape[:-1], max(each.shape[-1] for each in arrays), len(arrays)))
+    for index, each in enumerate(arrays):
+        found[..., : each.shape[-1], index] = each
+    return found
+
+
+def _forward(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> tuple[Floats, Floats]:
+    """The chance that a round starts at each position in each phase, and the mean time until then on these paths.
+
+    Shapes (2, tokens, decodings).
+    """
+    tokens = np.array([each.time.shape[1] for each in tables])
+    time, waiting = _side_by_side([each.time for each in tables]), _side_by_side([each.waiting for each in tables]).astype(np.int64)
+    last, decoding, most = int(tokens.max()), np.arange(len(tables)), int(waiting.max()) + 1
+    chances = _side_by_side([np.array(law.chances(count)) for law, count in zip(laws, tokens.tolist(), strict=True)])
+    # In each phase a round verifies all that wait, and the first that is drafted meanwhile, unless the text ends there.
+    position, place = np.arange(last)[:, None, None], np.arange(most)[:, None]
+    inside = (place <= waiting[:, :, None]) & (position < tokens - 1)
+    kept = np.where(inside, chances[:, np.minimum(position + place, last - 1), decoding], 1.0)
+    reached = np.cumprod(kept, axis=2)
+    before = np.concatenate([np.ones_like(reached[:, :, :1]), reached[:, :, :-1]], axis=2)
+    ends, whole = np.where(inside, before * (1 - kept), 0.0), reached[:, :, -1] * (position[:, 0] < tokens - 1)
+    found = np.zeros((2, 2, last + most, len(tables)))  # mass and first moment of the time; phase; position; decoding
     found[0, PRE, 0] = 1.0
-    for start in range(tokens - 1):
+    for start in range(last - 1):
         spent = found[:, :, start].copy()
-        spent[1] += spent[0] * tables.time[:, start]
-        for phase, chances in ((PRE, after_failure), (POST, after_success)):
-            if not spent[0, phase]:
-                continue
-            # All that wait are verified, and the first that is drafted meanwhile, unless the text ends there.
-            width = int(tables.waiting[phase, start]) + 1
-            kept = chances[start : start + width]
-            reached = np.append(1.0, np.cumprod(kept))
-            found[:, PRE, start + 1 : start + 1 + width] += spent[:, phase, None] * (reached[:-1] * (1 - kept))
-            found[:, POST, start + width] += spent[:, phase] * reached[-1]
-    return found[0, :, :tokens], found[1, :, :tokens]
+        spent[1] += spent[0] * time[:, start]
+        found[:, PRE, start + 1 : start + 1 + most] += np.einsum("mpn,pkn->mkn", spent, ends[:, start])
+        for phase in PHASES:
+            found[:, POST, start + 1 + waiting[phase, start], decoding] += spent[:, phase] * whole[phase, start]
+    started = np.where(np.arange(last)[:, None] < tokens, found[:, :, :last], 0.0)  # behind its end a decoding has no rounds
+    return started[0], started[1]

@@ -20,8 +20,9 @@ from model.base import checks
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account, Totals, Work
 from model.methods.pearl.algorithm import Parameters
-from model.methods.pearl.finite_pearl import moments, round_starts, round_tables
-from model.methods.prediction import Prediction
+from model.methods.pearl.finite_pearl import FiniteChoice, moments_of_many, round_starts, round_tables
+from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
+from model.methods.rounds import Moments
 from model.methods.speculative.theory import sum_of_powers
 from model.outcomes.outcome_laws import Chain
 
@@ -46,12 +47,27 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost)
     [1.304, 2.123, 4.0]
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    count = int(np.asarray(tokens))
-    found = moments(parameters.draft_length, count, law, cost)
-    tables = round_tables(parameters.draft_length, count, cost)
-    ratio = 1.0 if np.array_equal(tables.time, tables.busy) else np.nan
-    times = found.time, found.variance, found.busy, ratio, parameters.units, parameters.plain_time(count, cost)
-    return Prediction(*(np.asarray(each, dtype=np.float64) for each in (*times, found.rounds, found.drafted, found.operations)))
+    choice, one = MethodChoice(parameters, int(np.asarray(tokens)), cost), np.zeros(1, dtype=np.intp)
+    return predict_points(PredictionPoints([choice], [law], one, one)).single()
+
+
+def predict_points(points: PredictionPoints) -> Prediction:
+    """`predict` at many points, computed together."""
+    chosen, laws, index = points.pairs()
+    asked = []
+    for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True):
+        parameters, tokens, cost = points.choices[choice]
+        asked.append(FiniteChoice(parameters.draft_length, tokens, points.laws[law], cost))
+    found = Moments(*(np.array(column)[index] for column in zip(*moments_of_many(asked), strict=True)))
+
+    def ratio(choice: MethodChoice) -> float:
+        tables = round_tables(choice.parameters.draft_length, choice.tokens, choice.cost)
+        return 1.0 if np.array_equal(tables.time, tables.busy) else np.nan
+
+    units = points.of_choices(lambda each: each.parameters.units)
+    plain = points.of_choices(lambda each: each.parameters.plain_time(each.tokens, each.cost))
+    times = found.time, found.variance, found.busy, points.of_choices(ratio), units, plain
+    return Prediction(*times, found.rounds, found.drafted, found.operations)
 
 
 def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
