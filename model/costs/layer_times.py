@@ -14,20 +14,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.base.checks import ParameterError
+from model.costs.step_costs import OPERATIONS as OPERATIONS
+from model.costs.step_costs import RATIOS as RATIOS
+from model.costs.step_costs import PassShape, StepCosts
 from model.costs.width_curve import PassTimes, WidthCurve, as_curve
 from model.steps import Forward
 
 Floats = NDArray[np.float64]
 
 DISPATCH_LAWS = ("linear", "tree")
-RATIOS = {"draft": "cost_ratio", "medium": "medium_cost_ratio"}
-"""What says how long a pass of a role other than the target takes."""
-OPERATIONS = {"draft": "operations_ratio", "medium": "medium_operations_ratio"}
-"""What says how much arithmetic a token of such a pass takes."""
 
 
 @dataclass(frozen=True)
-class UnitCost:
+class UnitCost(StepCosts):
     """Every layer takes one time unit, whatever it is run on; what the theorem leaves out is given in layer-times.
 
     Parameters
@@ -215,6 +214,29 @@ class UnitCost:
             layers = self.layers_of(step.layers.first, step.layers.last, step.layers.gaps)
         return self._once(step) + (layers + self._at_the_end(step)) * self._slowdown_of(step)
 
+    def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
+        """Time of a pass of this shape, the same at every position.
+
+        >>> from model.steps import LayerSpan
+        >>> cost = UnitCost(4, final_head=0.5, cost_ratio=0.1, verify_cost=((1, 1.0), (2, 1.5)))
+        >>> cost.times(PassShape(LayerSpan(1, 4), heads=1)).tolist(), cost.verify_times([1, 2]).tolist(), float(cost.draft_times())
+        (3.5, [4.5, 6.75], 0.45)
+        """
+        sequences, layers = np.asarray(shape.sequences), shape.layers
+        whole = self.whole(shape.role)
+        if whole is not None:
+            time = np.asarray(whole * self.draft_slowdowns(sequences))
+        else:
+            run = self.propagation * layers.size if layers.kv_only else self.layers_of(layers.first, layers.last, layers.gaps)
+            end = (self.head(layers.last) if np.any(shape.heads) else 0.0) + (self.state_check if shape.compared else 0.0)
+            slower = self.layers_slowdowns(np.asarray(shape.width) * sequences, sequences)
+            time = np.asarray((self.step if shape.begins else 0.0) + (run + end) * slower)
+        return np.broadcast_to(time, np.broadcast_shapes(time.shape, np.shape(shape.width), np.shape(at)))
+
+    def runs(self, role: str) -> bool:
+        """Whether there is a ratio for a model, or it is the target."""
+        return role not in RATIOS or self.ratio(role) is not None
+
     def _slowdown_of(self, step: Forward) -> float:
         """`layers_slowdown` of a pass, by all its tokens; by `by_texts` as if all sequences were as wide as the widest."""
         tokens = len(step.tokens) if self.by_texts is None else step.width * step.batch_size
@@ -256,6 +278,11 @@ class UnitCost:
         """
         whole = self.slowdown(width, texts)
         return whole if not self.step else max(whole * self.target_pass - self.step, 0.0) / (self.target_pass - self.step)
+
+    def layers_slowdowns(self, width: ArrayLike, texts: ArrayLike = 1) -> Floats:
+        """`layers_slowdown` over arrays."""
+        whole = self.slowdowns(width, texts)
+        return whole if not self.step else np.maximum(whole * self.target_pass - self.step, 0.0) / (self.target_pass - self.step)
 
     def widened(self, time: float, width: int, texts: int = 1) -> float:
         """Time of a pass from the first layer on over so many tokens, given its time over one."""

@@ -1,105 +1,114 @@
-"""Seconds of every single pass and read of real models by their profiles: each at its own width, context and batch.
-
-Scenarios price a method at one operating point (`model.costs.operating_point`), in the middle of a text. Where a run that has
-happened is predicted, every pass stands where it stood, and what a call takes besides its layers counts as often as there were
-calls: a pass cut in two pays it twice. Weights that nobody has used for a while take longer to come: where a profile knows how
-much, a pass pays for the time since its layers were last run, beyond what one pass after the other leaves between.
-"""
+"""Seconds of passes on hardware, each at its own width, context and batch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from model.architectures.transformer import Shape
+from model.base import checks
 from model.base.checks import ParameterError
+from model.costs.layer_times import DISPATCH_LAWS
+from model.costs.step_costs import Floats, PassShape, StepCosts, position_of
 from model.hardware.cost_models import Hardware
-from model.hardware.profile import EARLY
+from model.hardware.interpolation import NONE, Estimate
 from model.hardware.profile_costs import ProfileCosts
-from model.steps import Forward, Read
+from model.steps import Forward, LayerSpan
+
+TOKEN_BYTES = 64
+"""What telling another process which token to go on with takes."""
+_GROWTH = 64
+"""Positions of which times are looked up together, at least."""
 
 
 class Parts(NamedTuple):
     """What a pass takes, part by part [s]."""
 
-    layers: float = 0.0
-    head: float = 0.0
-    embedding: float = 0.0
-    step: float = 0.0
-    cooling: float = 0.0
-    """What the layers take longer because their weights have not been used for a while: others share the caches."""
+    layers: Estimate = NONE
+    head: Estimate = NONE
+    embedding: Estimate = NONE
+    step: Estimate = NONE
 
     @property
-    def total(self) -> float:
+    def total(self) -> Estimate:
         """All of it."""
-        return self.layers + self.head + self.embedding + self.step + self.cooling
+        return self.layers + self.head + self.embedding + self.step
 
 
-class PassCost:
-    """The engine's costs in seconds, pass by pass.
+@dataclass(eq=False)
+class PassSeconds(StepCosts):
+    """Costs in seconds: passes of models on hardware, priced at the positions at which they stand.
 
     Parameters
     ----------
     of
         The hardware model of each role. What a profile lacks takes no time: `model.hardware.profile_costs.ProfileCosts.missing`
         says what.
+    prompt
+        Cached positions at position 0 of the decoded text.
+    batch
+        Sequences of each pass, of which the decoded one stands for all.
+    others_at
+        Mean position of the other sequences of that batch, where each is at its own (continuous batching): attention then reads
+        the mean context. Left out: all are at the same position.
+    middle
+        Position at which `ratio` and `operations` are stated.
     busy
         Other units of the host that are at work meanwhile, all the time.
-    slower
-        How many times as long everything takes while so many other units of this run are at work, beginning with none; beyond the
-        last as the last.
-    dispatch, dispatch_per_process, link, promotion
-        Starting sub-processes, from there until they begin, and taking over the state and the rows of one [s].
-    single
-        Whether one process of the system makes all passes. They then pay for the time since their layers were last run, and
-        starting sub-processes takes what it takes within a process. Over several, each unit has caches of its own, and what was
-        timed on them holds their pauses already.
-    subprocess_step
-        What the pass of a sub-process takes once besides its layers, as if alone [s]; left out: what any pass takes.
-    scheduling
-        Scheduling overhead of the main process after each read [s].
+    dispatch, dispatch_per_process, dispatch_law, link, promotion, state_check
+        As of `model.costs.layer_times.UnitCost` [s].
+    draft_devices
+        As there.
+    sway
+        1: passes take as much longer as they may by the error of their times, but for steps of plain decoding at the full batch,
+        which speed-ups are over; -1: as much shorter.
 
     >>> from model.hardware.cost_models import UniformLayers
-    >>> from model.steps import LayerSpan
     >>> from model.architectures.transformer import preset
-    >>> cost = PassCost({"target": UniformLayers(preset("llama-2-13b"), 0.001)})
-    >>> cost.forward(Forward("target", (7,), 5, LayerSpan(10, 40), heads=1))
-    0.03
+    >>> cost = PassSeconds({"target": UniformLayers(preset("llama-2-13b"), 0.001)}, prompt=512)
+    >>> cost.plain_time(100), cost.times(PassShape(LayerSpan(10, 40)), [0, 1]).tolist()
+    (4.0, [0.03, 0.03])
     """
 
-    by_position = True
-    """A pass takes another time at another place: the engine asks for each."""
+    of: Mapping[str, Hardware]
+    prompt: int = 0
+    batch: int = 1
+    others_at: float | None = None
+    middle: int = 0
+    busy: int = 0
+    dispatch: float = 0.0
+    dispatch_per_process: float = 0.0
+    dispatch_law: str = "linear"
+    link: float = 0.0
+    promotion: float = 0.0
+    state_check: float = 0.0
+    draft_devices: float = 1.0
+    sway: float = 0.0
+    _known: dict[PassShape, Floats] = field(default_factory=dict, init=False, repr=False)
+    """Times of passes by position."""
+    _layers: dict[tuple[str, int, int], Estimate] = field(default_factory=dict, init=False, repr=False)
+    """Times of a layer by position, of a role, tokens of each sequence, and sequences of a pass."""
 
-    def __init__(
-        self, of: Mapping[str, Hardware], *, busy: int = 0, slower: Sequence[float] = (1.0,), dispatch: float = 0.0,
-        dispatch_per_process: float = 0.0, link: float = 0.0, promotion: float = 0.0,
-        scheduling: float = 0.0, single: bool = True, subprocess_step: float | None = None,
-    ) -> None:
-        self.of, self.busy, self.slower = dict(of), busy, tuple(slower)
-        self.dispatch, self.dispatch_per_process, self.promotion = dispatch, dispatch_per_process, promotion
-        self.link, self.scheduling, self.single, self.subprocess_step = link, scheduling, single, subprocess_step
-        self._known: dict[tuple[str, int, int, int, int], Parts] = {}
-        self._rows: dict[tuple[str, int], float] = {}
-        self._trees: dict[tuple[str, int, int], float] = {}
-        self._reads: dict[tuple[str, str, int], float] = {}
-        self._after: dict[str, dict[int, _Cooling]] = {}
-        self._beside: dict[tuple[str, int], dict[int, _Cooling]] = {}
-        self.begin()
+    uniform = False
 
-    def begin(self) -> None:
-        """A new run: nothing has been looked at, and no layer has been run yet."""
-        self._looked_at: Forward | None = None
-        self.elapsed = 0.0
-        self.spent: dict[str, float] = {}
-        """What was asked for since, by role and part [s]."""
-        self.scheduled = 0.0
-        """And between looks and what followed them [s]."""
-        self._run_at: dict[str, list[float]] = {}
-        self._places: dict[str, tuple[object, ...]] = {}
-        self._lying: dict[str, list[int]] = {}
-        """By role, of texts of which hypotheses were read: the position of each row, those of hypotheses that were not kept too."""
-        self._forked = False
+    def __post_init__(self) -> None:
+        checks.whole("prompt", self.prompt, 0)
+        checks.whole("batch", self.batch, 1)
+        checks.one_of("dispatch_law", self.dispatch_law, DISPATCH_LAWS)
+
+    @property
+    def layers(self) -> int:  # type: ignore[override]
+        """Depth of the target model."""
+        return self.hardware("target").shape.layers
+
+    def with_ends(self) -> tuple[PassSeconds, PassSeconds]:
+        """The same where passes take as long as they may, and as short."""
+        return replace(self, sway=1.0), replace(self, sway=-1.0)
 
     def hardware(self, role: str) -> Hardware:
         """The hardware model of a role."""
@@ -107,192 +116,139 @@ class PassCost:
             raise ParameterError(f"profiles must be of every model that makes passes, and there is none of the {role}")
         return self.of[role]
 
-    def parts(self, step: Forward, rows: int | None = None) -> Parts:
-        """What a pass takes, part by part: its layers one by one, its head where it projects, its call.
+    def context(self, at: ArrayLike) -> Floats:
+        """Cached positions that a sequence of a pass attends to, in the mean over the batch."""
+        own = np.asarray(at, dtype=np.float64)
+        if self.others_at is not None and self.batch > 1:
+            own = (own + (self.batch - 1) * self.others_at) / self.batch
+        return self.prompt + own
 
-        `rows` is how many lie before it, if not as many as its place says.
-        """
-        role, heads, layers, batch, width = step.role, step.heads, step.layers, step.batch_size, step.width
-        hardware = self.hardware(role)
-        # The rows of a batch are padded to those of its longest sequence, and its tokens to those of its widest.
-        longest = step.at if step.batch is None else max(step.batch.positions)
-        at = longest if rows is None else rows
-        each = self._each(role, width, at, batch, heads)
-        long = self._filling(role, width * batch, each.layers) if layers.kv_only else each.layers
-        # A sub-process begins at the first layer and projects nothing; so does a prompt, which is as wide as it is long.
-        sub = self.subprocess_step is not None and not layers.first and not heads and (width == 1 or bool(step.tree))
-        embedding = 0.0 if layers.first or sub else each.embedding
-        # Early exit asks layer by layer, and the head's weights have just been used.
-        head = self._timed(role, "early_head", 1, otherwise=each.head) if heads and layers.last - layers.first == 1 else each.head
-        once = self.subprocess_step if sub and self.subprocess_step is not None else each.step
-        call = once + (self._tree(role, width, at) if step.tree else 0.0)
-        if layers.first == layers.last:  # a head alone
-            return Parts(head=each.head)
+    # --- A pass ---
+
+    def parts(self, shape: PassShape, at: ArrayLike = 0) -> Parts:
+        """What a pass takes, part by part: its layers one by one, its head where it projects, its step where it begins."""
+        hardware, layers = self.hardware(shape.role), shape.layers
+        if layers.last < 0:
+            layers = LayerSpan(0, hardware.shape.layers)
         if layers.last > hardware.shape.layers:
             bound = f"{hardware.shape.layers}, as its profile has"
-            raise ParameterError(f"layers of the {role} must be {bound}, got at least {layers.last}")
-        return Parts(layers.size * long, head if heads else 0.0, embedding, call)
+            raise ParameterError(f"layers of the {shape.role} must be {bound}, got at least {layers.last}")
+        sequences = np.asarray(shape.sequences) * self.batch
+        tokens = np.asarray(shape.width) * sequences
+        head = self._head(shape, layers, sequences) if np.any(shape.heads) else NONE
+        if layers.first == layers.last:  # a head alone
+            return Parts(head=head)
+        each = self._layer(shape, sequences, at)
+        if layers.kv_only:
+            each = self._filling(shape.role, tokens, each)
+        return Parts(
+            each.repeated(layers.size), head, NONE if layers.first or layers.kv_only else hardware.embedding(tokens),
+            self._step(shape, sequences, at),
+        )  # fmt: skip
 
-    def _each(self, role: str, width: int, context: int, batch: int, heads: int) -> Parts:
-        """One layer, and everything else of a pass."""
-        key = role, width, context, batch, heads
-        if key not in self._known:
-            of = self.of[role]
-            times = (
-                of.layer(width, context, batch, busy=self.busy), of.head(max(heads, 1)), of.embedding(width * batch),
-                of.step(batch),
-            )  # fmt: skip
-            self._known[key] = Parts(*(float(each.seconds) for each in times))
-        return self._known[key]
+    def _layer(self, shape: PassShape, sequences: ArrayLike, at: ArrayLike) -> Estimate:
+        """One layer; of a single width at whole positions, from a table that grows as needed."""
+        role, width, where = shape.role, shape.width, np.asarray(at)
+        hardware = self.hardware(role)
+        if not isinstance(width, int) or not isinstance(shape.sequences, int) or where.dtype.kind not in "iu":
+            return hardware.layer(width, self.context(at), sequences, busy=self.busy)
+        known, most = self._layers.get((role, width, shape.sequences)), int(where.max(initial=0))
+        if known is None or known.seconds.size <= most:
+            places = np.arange(max(most + 1, _GROWTH, 0 if known is None else 2 * known.seconds.size))
+            found = hardware.layer(width, self.context(places), sequences, busy=self.busy)
+            known = Estimate(*(np.broadcast_to(each, places.shape) for each in found))
+            self._layers[role, width, shape.sequences] = known
+        return Estimate(known.seconds[where], known.error[where])
 
-    def _timed(self, role: str, part: str, *point: int, otherwise: float = 0.0) -> float:
-        """A part of a model's profile [s], or something else where it has none of it."""
-        hardware = self.of.get(role)
-        found = hardware.part(part, *point) if isinstance(hardware, ProfileCosts) else None
-        return otherwise if found is None else float(found.seconds)
+    def _head(self, shape: PassShape, layers: LayerSpan, sequences: ArrayLike) -> Estimate:
+        """Early exit asks layer by layer, and the head's weights have just been used: a profile may say what that saves."""
+        found = self.part(shape.role, "early_head", 1) if layers.last - layers.first == 1 else None
+        return self.hardware(shape.role).head(np.asarray(shape.heads) * sequences) if found is None else found
 
-    def _tree(self, role: str, width: int, context: int) -> float:
-        """What following several hypotheses takes besides, where the profile says it."""
-        if (role, width, context) not in self._trees:
-            self._trees[role, width, context] = self._timed(role, "tree", width, context)
-        return self._trees[role, width, context]
-
-    def _filling(self, role: str, tokens: int, layer: float) -> float:
+    def _filling(self, role: str, tokens: ArrayLike, layer: Estimate) -> Estimate:
         """Keys and values of one layer alone: as measured, or in proportion to their share of the layer's weights."""
-        if (role, tokens) not in self._rows:
-            shape = self.of[role].shape
-            share = 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
-            self._rows[role, tokens] = self._timed(role, "kv_rows", tokens, otherwise=layer * share)
-        return self._rows[role, tokens]
+        found = self.part(role, "kv_rows", tokens)
+        return layer.repeated(share_of_rows(self.of[role].shape)) if found is None else found
 
-    def forward(self, step: Forward) -> float:
-        """Time of a whole pass [s]."""
-        return self.made(step).total
+    def _step(self, shape: PassShape, sequences: ArrayLike, at: ArrayLike) -> Estimate:
+        """What the pass takes once."""
+        found = self.hardware(shape.role).step(sequences) if shape.begins or shape.layers.last < 0 else NONE
+        tree = self.part(shape.role, "tree", shape.width, self.context(at)) if shape.tree else None
+        return found if tree is None else found + tree
 
-    def made(self, step: Forward) -> Parts:
-        """What a pass takes that is made now, behind all that were asked for since `begin`."""
-        before = self._before(step)
-        parts = self.parts(step, before)
-        batch = step.batch
-        place = len(step.tokens), step.at, step.tree, batch and (batch.sequences, batch.positions, batch.widths)
-        if step.layers.first and place == self._places.get(step.role):  # what is to be known of the place is known already
-            parts = parts._replace(step=min(parts.step, self._timed(step.role, "resumed_step", 1, otherwise=parts.step)))
-        self._places[step.role] = place
-        if parts.layers and self.single:
-            parts = parts._replace(cooling=self._cooled(step, parts if before is None else None))
-        self.elapsed += parts.total - parts.cooling
-        for name, seconds in parts._asdict().items():
-            self._enter(step.role, name, seconds)
-        return parts
+    def part(self, role: str, part: str, *point: ArrayLike) -> Estimate | None:
+        """A part of a model's profile [s]; None where the profile has none of it, or there is no profile."""
+        hardware = self.of.get(role)
+        return hardware.part(part, *point) if isinstance(hardware, ProfileCosts) else None
 
-    def _before(self, step: Forward) -> int | None:
-        """How many rows a pass attends to before its own, where hypotheses were read: whoever cuts back to a place leaves those
-        before it, whether their hypotheses were kept or not. Of sub-processes, which have rows of their own, nobody keeps account.
+    def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
+        """Time of a pass of this shape behind `at` positions of the decoded text [s]."""
+        where = np.asarray(at)
+        single = isinstance(shape.width, int) and isinstance(shape.sequences, int) and isinstance(shape.heads, int)
+        if not single or where.dtype.kind not in "iu":
+            return self._seconds(shape, where)
+        known, most = self._known.get(shape), int(where.max(initial=0))
+        if known is None or known.size <= most:
+            places = np.arange(max(most + 1, _GROWTH, 0 if known is None else 2 * known.size))
+            known = self._known[shape] = self._seconds(shape, places)
+        return np.asarray(known[where])
+
+    def _seconds(self, shape: PassShape, at: ArrayLike) -> Floats:
+        found = self.parts(shape, at).total
+        seconds = found.seconds + (self.state_check if shape.compared else 0.0)
+        if self.sway:
+            seconds = np.maximum(seconds * (1 + self.sway * self._error(shape, found, at)), 0.0)
+        return np.broadcast_to(seconds, np.broadcast_shapes(*map(np.shape, (seconds, shape.width, shape.sequences, at))))
+
+    def _error(self, shape: PassShape, found: Estimate, at: ArrayLike) -> Floats:
+        """How far the time of a pass may be off from that of a step of plain decoding: a part of both errors may be the same, which
+        then cancels.
         """
-        if self._forked or not ((step.tree and step.heads) or step.role in self._lying):
-            return None
-        lying = self._lying.setdefault(step.role, [*range(step.at)])
-        lying[:] = [position for position in lying if position < step.at]
-        before = len(lying)
-        lying += step.positions
-        return before
+        if shape.role != "target":
+            return np.asarray(found.error + self.plain_error(at))
+        wide = (np.asarray(shape.width) > 1) | (np.asarray(shape.sequences) > 1)
+        return np.where(wide, found.error, 0.0)
 
-    def _enter(self, role: str, part: str, seconds: float) -> None:
-        self.spent[f"{role} {part}"] = self.spent.get(f"{role} {part}", 0.0) + seconds
-
-    def _cooled(self, step: Forward, parts: Parts | None) -> float:
-        """How much longer the layers of a pass take for the time since they were last run [s]: their weights must come from further
-        away, however many tokens they are for. `parts` is what it takes at its place, where that is known.
-        """
-        role, width = step.role, len(step.tokens)
-        if role not in self._after:
-            self._after[role] = _after(self.of[role])
-        if not self._after[role]:
-            return 0.0
-        if (role, width) not in self._beside:
-            self._beside[role, width] = _beside(self._after[role], width)
-        known = self._beside[role, width]
-        others = float(np.interp(width, [*known], [each.others for each in known.values()]))
-        own = [layer for low, high in step.layers.ranges for layer in range(low, high)]
-        each, start = (parts or self.parts(step)).layers / len(own), self.elapsed
-        ended = self._run_at.setdefault(role, [start + layer * each - others for layer in range(self.of[role].shape.layers)])
-        idle = 0.0
-        for place, layer in enumerate(own):
-            idle += start + place * each - ended[layer]
-            ended[layer] = start + (place + 1) * each
-        gap = idle / len(own) - others
-        return len(own) * float(np.interp(width, [*known], [np.interp(gap, each.gaps, each.later) for each in known.values()]))
+    def plain_error(self, at: ArrayLike = 0) -> Floats:
+        """Relative error of the time of a step of plain decoding [-]."""
+        return np.asarray(self.parts(PassShape(LayerSpan(0, self.layers), heads=1), at).total.error)
 
     def layer_times_of(self, step: Forward) -> list[float]:
         """Times of the layers of a pass, one by one [s]; what comes before them belongs to the first, a head to the last."""
-        parts = self.parts(step)
-        layers = step.layers
-        times = [parts.layers / max(layers.size, 1)] * (layers.last - layers.first)
-        for start, stop in layers.gaps:
-            times[start - layers.first : stop - layers.first] = [0.0] * (stop - start)
-        times[0] += parts.embedding + parts.step
-        times[-1] += parts.head
-        return times
+        parts = self.parts(PassShape.of(step), position_of(step))
+        return spread_over(step.layers, *(float(each.seconds) for each in parts), end=self.state_check if step.compared else 0.0)
 
-    def reading(self, step: Read) -> float:
-        """Time of looking at what a pass has made, behind its head [s]; none where the profile does not say."""
-        output = step.output
-        first = step.kind == "next" and output is not self._looked_at
-        if first:
-            self._looked_at = output
-        early = EARLY.get(step.kind) if output.layers.last - output.layers.first == 1 else None
-        point = output.batch_size if first else max(len(step.hypotheses), 1)  # a first look is at all sequences of a batch
-        key = output.role, "first_read" if first else early or step.kind, point
-        if key not in self._reads:
-            self.hardware(output.role)
-            usual = self._timed(output.role, step.kind, 1) if early else 0.0
-            self._reads[key] = self._timed(*key, otherwise=usual)
-        self.elapsed += self._reads[key] + self.scheduling
-        self._enter(output.role, "reads", self._reads[key])
-        self.scheduled += self.scheduling
-        return self._reads[key] + self.scheduling
-
-    def among(self, others: int) -> float:
-        """How many times as long everything takes beside so many other units at work."""
-        return self.slower[min(max(others, 0), len(self.slower) - 1)]
+    # --- Everything else ---
 
     def dispatching(self, processes: int) -> float:
         """Time for which starting this many sub-processes holds the starter's unit [s]."""
-        self._forked = self._forked or processes > 0
-        forking = self._timed("target", "fork", processes) if self.single and processes else 0.0
-        return self.dispatch + self.dispatch_per_process * processes + forking
+        count = processes if self.dispatch_law == "linear" else math.log2(processes + 1)
+        return self.dispatch + self.dispatch_per_process * count
+
+    def runs(self, role: str) -> bool:
+        """Whether there is hardware of a model."""
+        return role in self.of
+
+    def ratio(self, role: str) -> float | None:
+        """Time of a whole pass of a model other than the target, over one of the target, at the `middle` position."""
+        return float(self.draft_times(self.middle, role=role) / self.plain_times(self.middle)) if self.runs(role) else None
+
+    def operations(self, role: str) -> float:
+        """Arithmetic of a token in a pass of a model, in that of a token in the target's."""
+        counts = [self.hardware(each).shape.operations(1, self.prompt + self.middle, heads=1) for each in (role, "target")]
+        return counts[0] / counts[1]
 
 
-class _Cooling(NamedTuple):
-    """Of passes of a width: how much longer a layer takes [s] the longer it has not been run [s], beyond what one pass after the
-    other leaves it; and what that is, the time of the other layers [s]."""
-
-    gaps: list[float]
-    later: list[float]
-    others: float
+def share_of_rows(shape: Shape) -> float:
+    """Share of a layer's weights that make its keys and values."""
+    return 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
 
 
-def _beside(known: Mapping[int, _Cooling], width: int) -> dict[int, _Cooling]:
-    """Those of the nearest widths on either side, of widths in order: one where it is known itself, or lies beyond all."""
-    if width in known:
-        return {width: known[width]}
-    near = [*[each for each in known if each < width][-1:], *[each for each in known if each > width][:1]]
-    return {each: known[each] for each in near}
-
-
-def _after(hardware: Hardware) -> dict[int, _Cooling]:
-    """By width, in order; nothing where nobody has timed it."""
-    if not isinstance(hardware, ProfileCosts) or "after_gap" not in hardware.profile.parts:
-        return {}
-    one = hardware.profile.rows("after_gap").sort("gap")
-    tables = {1: (one["gap"].to_numpy(), one["time_s"].to_numpy())}
-    if "wide_after_gap" in hardware.profile.parts:
-        for (width,), rows in hardware.profile.rows("wide_after_gap").sort("width", "gap").group_by("width", maintain_order=True):
-            tables[int(str(width))] = rows["gap"].to_numpy(), rows["time_s"].to_numpy()
-    layers, found = hardware.shape.layers, {}
-    for width, (gaps, times) in tables.items():
-        usual = float(times[np.abs(gaps).argmin()])  # one right behind the other
-        later = (times - usual) / layers
-        later = np.maximum.accumulate(np.where(gaps < 0, np.minimum(later, 0), np.maximum(later, 0)))
-        found[width] = _Cooling((gaps / 1e6).tolist(), later.tolist(), usual * (1 - 1 / layers))
-    return found
+def spread_over(layers: LayerSpan, run: float, head: float, embedding: float, step: float, *, end: float = 0.0) -> list[float]:
+    """The parts of a pass as times of its layers."""
+    times = [run / max(layers.size, 1)] * (layers.last - layers.first)
+    for start, stop in layers.gaps:
+        times[start - layers.first : stop - layers.first] = [0.0] * (stop - start)
+    times[0] += embedding + step
+    times[-1] += head + end
+    return times

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model.costs.pass_seconds import PassCost
+from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware.profile import Profile
 from model.hardware.profile_costs import ProfileCosts
 from model.logs.decoding import Decoding, drafting
@@ -67,7 +67,7 @@ def limits(runs: MeasuredRuns, table: pl.DataFrame, profiles: Mapping[str, Profi
     """
     import polars as pl
 
-    cost = PassCost({role: ProfileCosts(each) for role, each in profiles.items()})
+    cost = ReplayedSeconds({role: ProfileCosts(each) for role, each in profiles.items()})
     timed = [Compared(runs.timed[row["decoding"]].decoding, row) for row in table.iter_rows(named=True)]
     timed = [each for each in timed if len(each.decoding.commits) > 1 and each.tokens > 0]
     plain = [each for each in timed if each.decoding.method == registry.PLAIN]
@@ -106,7 +106,7 @@ def together(names: Sequence[str], found: Sequence[pl.DataFrame]) -> pl.DataFram
 # --- The claims ---------------------------------------------------------------------------------------------------------
 
 
-def _verify(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
+def _verify(timed: Sequence[Compared], plain: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
     """Theorem 3.8 of [Leviathan2023], in which a pass over gamma + 1 tokens takes as long as over one."""
     own = [each for each in timed if each.decoding.method == "speculative" and each.decoding.settings.get("sequences", 1) == 1]
     for (series, length), group, beside in _groups(own, plain, "draft_length"):
@@ -122,7 +122,7 @@ def _verify(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost
         }  # fmt: skip
 
 
-def _ppd(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
+def _ppd(timed: Sequence[Compared], plain: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
     """Theorem 4.1 of [Yang2024], in which early predictions, dispatch and promotion take no time: of runs on several processes."""
     for each in timed:
         decoding = each.decoding
@@ -145,7 +145,7 @@ def _ppd(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -
         }  # fmt: skip
 
 
-def _skipdecode(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
+def _skipdecode(timed: Sequence[Compared], plain: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
     """A token that goes through half of the layers takes half of the time."""
     own = [each for each in timed if each.decoding.method == "skipdecode" and each.decoding.settings.get("sequences", 1) == 1]
     for (series, least), group, beside in _groups(own, plain, "min_layers"):
@@ -159,7 +159,7 @@ def _skipdecode(timed: Sequence[Compared], plain: Sequence[Compared], cost: Pass
         }  # fmt: skip
 
 
-def _bild(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
+def _bild(timed: Sequence[Compared], plain: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
     """Big Little Decoder, where a pass of the small model costs its share of layers, as [Kim2023] compares models."""
     own = [each for each in timed if each.decoding.method == "bild" and each.decoding.settings["exit_layer"] is None]
     by_threshold = any(each.decoding.settings["fallback_threshold"] is not None for each in own)
@@ -179,7 +179,9 @@ def _bild(timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) 
         }  # fmt: skip
 
 
-def _bus(runs: MeasuredRuns, timed: Sequence[Compared], plain: Sequence[Compared], cost: PassCost) -> Iterator[dict[str, Any]]:
+def _bus(
+    runs: MeasuredRuns, timed: Sequence[Compared], plain: Sequence[Compared], cost: ReplayedSeconds
+) -> Iterator[dict[str, Any]]:
     """Processes with a core each, as if each had a memory of its own: what the main one's passes take while others are at work."""
     of = {role: each for role, each in cost.of.items() if isinstance(each, ProfileCosts)}
     for each in timed:
@@ -273,13 +275,13 @@ def _pace(timed: Sequence[Compared], column: str) -> float:
     return float(sum(each.row[column] for each in timed) / sum(each.tokens for each in timed))
 
 
-def _pass(cost: PassCost, role: str, group: Sequence[Compared]) -> float:
+def _pass(cost: ReplayedSeconds, role: str, group: Sequence[Compared]) -> float:
     """A whole pass over one token in the middle of these texts, with its head [s]."""
     middle = int(np.median([len(each.decoding.prompt) + len(each.decoding.tokens) // 2 for each in group]))
     return cost.forward(Forward(role, (0,), middle, LayerSpan(0, cost.hardware(role).shape.layers), heads=1))
 
 
-def _layers(decoding: Decoding, cost: PassCost) -> int:
+def _layers(decoding: Decoding, cost: ReplayedSeconds) -> int:
     """Layers that were run for the tokens behind the first commit, once for each token of a pass."""
     played = predict(decoding, cost, record=True)
     return sum(

@@ -1,7 +1,7 @@
 """Predicted against measured: each measured run is played again in the simulator, with times from profiles alone.
 
 What the models said is replayed (`model.logs.replay`), what passes take comes from the profile of the machine
-(`model.costs.pass_seconds`). No measured time of the runs is looked at before the prediction is made: scrambling them changes
+(`model.costs.replayed_seconds`). No measured time of the runs is looked at before the prediction is made: scrambling them changes
 nothing but the error.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.costs.pass_seconds import PassCost
+from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware import physical_limits
 from model.hardware.profile import PROCESS_TEXT, Profile
 from model.hardware.profile_costs import ProfileCosts, shape_of
@@ -61,7 +61,7 @@ class Predicted:
         return self.total - self.first
 
 
-def predict(decoding: Decoding, cost: PassCost, units: int = 1, *, record: bool = False) -> Predicted:
+def predict(decoding: Decoding, cost: ReplayedSeconds, units: int = 1, *, record: bool = False) -> Predicted:
     """Play a decoding again, on so many units."""
     from sim.engine.cluster import Cluster
     from sim.engine.events import simulate
@@ -100,7 +100,7 @@ def compare(runs: MeasuredRuns, profiles: Mapping[str, Profile], *, allow_mismat
     if wrong and not allow_mismatch:
         raise ParameterError(f"{wrong[0]}; take the profile that was timed there, or --allow-mismatch, which marks every row")
     of = {role: ProfileCosts(each) for role, each in profiles.items()}
-    alone, rows = PassCost(of), []
+    alone, rows = ReplayedSeconds(of), []
     _refuse_slow(runs, profiles, {role: shape_of(each) for role, each in profiles.items()})
     for number, timed in runs.timed.items():
         row = {"contention_s": 0.0}
@@ -186,7 +186,7 @@ def missing(of: Mapping[str, ProfileCosts], timed: TimedDecoding) -> list[str]:
     return found
 
 
-def over_processes(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, contention: bool = True) -> PassCost:
+def over_processes(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, contention: bool = True) -> ReplayedSeconds:
     """What passes of a run over several processes take: starting them and taking one over too, and they slow each other down,
     unless `contention` is left out.
     """
@@ -198,8 +198,8 @@ def over_processes(of: Mapping[str, ProfileCosts], timed: TimedDecoding, *, cont
     layer = float(target.layer(1, 2 * PROCESS_TEXT).seconds)
     slower = [alone / layer if alone else 1.0]
     slower += [beside / layer] if beside and contention else []
-    return PassCost(
-        of, slower=slower, dispatch=dispatch, link=link, promotion=promotion, scheduling=scheduling, single=False,
+    return ReplayedSeconds(
+        of, slower=tuple(slower), dispatch=dispatch, link=link, promotion=promotion, scheduling=scheduling, single=False,
         subprocess_step=subprocess_step * layer / beside if subprocess_step and beside else None,
     )  # fmt: skip
 

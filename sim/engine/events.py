@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from simpy import Environment
 from simpy.core import EmptySchedule
 from simpy.events import Event, Timeout
 
+from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Kind, context_of
 from model.interpret.interpreter import Cache
 from model.interpret.world import Answers
@@ -56,37 +57,11 @@ class Run:
         return self.account.passes_of
 
 
-class StepTimes(Protocol):
-    """Whoever says what steps take: `model.costs.layer_times.UnitCost`, or seconds of single passes
-    (`model.costs.pass_seconds.PassCost`).
-
-    A cost with `by_position` is asked for every pass, any other once for each kind of pass. With `reading` reads take time too.
-    With `among(others)` units slow each other down: all takes so many times as long while so many others are at work.
-    """
-
-    @property
-    def link(self) -> float:
-        """From the end of a dispatch to the start of a sub-process."""
-
-    @property
-    def promotion(self) -> float:
-        """Taking over a sub-process's state and rows."""
-
-    def forward(self, step: Forward) -> float:
-        """A whole pass."""
-
-    def layer_times_of(self, step: Forward) -> list[float]:
-        """The layers of a pass, one by one."""
-
-    def dispatching(self, processes: int) -> float:
-        """Starting so many sub-processes."""
-
-
 def simulate(
     steps: Steps,
     tokens: int,
     cluster: Cluster,
-    cost: StepTimes,
+    cost: StepCosts,
     world: Answers,
     *,
     per_layer: bool = False,
@@ -94,7 +69,8 @@ def simulate(
 ) -> Run:
     """Decode until `tokens` tokens are out; the latency is the time of the last.
 
-    A pass is one event, or with `per_layer` each of its layers is: units do not slow each other down then.
+    Times are those of `cost`, which is asked for each pass where it stands unless it is `uniform`. A pass is one event, or with
+    `per_layer` each of its layers is: units do not slow each other down then.
     `record` keeps every interval.
 
     >>> from model.methods.ppd import algorithm as ppd
@@ -112,15 +88,14 @@ class _Engine:
     """The state of one simulation: who holds which unit, who waits, who is about to be born."""
 
     def __init__(
-        self, cluster: Cluster, cost: StepTimes, world: Answers, tokens: int, per_layer: bool, record: bool
+        self, cluster: Cluster, cost: StepCosts, world: Answers, tokens: int, per_layer: bool, record: bool
     ) -> None:
         self.cluster, self.cost, self.world, self.wanted = cluster, cost, world, tokens
         self.per_layer, self.record = per_layer, record
         self.dispatching = cache(cost.dispatching)
-        self.by_position = getattr(cost, "by_position", False)
-        self.draft_devices: float = getattr(cost, "draft_devices", 1.0)
-        self.reading: Callable[[Read], float] | None = getattr(cost, "reading", None)
-        self.among: Callable[[int], float] | None = None if per_layer else getattr(cost, "among", None)
+        self.by_position, self.draft_devices = not cost.uniform, cost.draft_devices
+        self.reading = cost.reading if cost.reads_take_time else None
+        self.among = cost.among if cost.units_share and not per_layer else None
         self.sharing: list[_Process] = []  # the processes that slow each other down
         # Times of passes, or of their layers, by their kind and the widths of their sequences: asked for often, few.
         # And how many there were, with the positions that they attended to and read, as in an account.

@@ -14,7 +14,7 @@ from calibrate.measured_runs.measure_runs import MeasurementPlan
 from calibrate.timing import interpreter_pass, library_pass
 from calibrate.timing.single_pass import prepared
 from model.base.checks import ParameterError
-from model.costs.pass_seconds import PassCost
+from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware.profile_costs import ProfileCosts
 from model.interpret.account import Account
 from model.interpret.interpreter import count
@@ -100,7 +100,7 @@ def test_a_session_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path,
 
 
 def test_a_pass_over_texts_reads_as_far_as_the_longest() -> None:
-    cost = PassCost({"target": ProfileCosts(profile_of("target"))})
+    cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target"))})
     def at(*positions: int) -> Forward:
         batch = Batch.uniform((0, 1, 2), positions, 2, heads=2)
         return Forward("target", (7,) * 6, min(positions), LayerSpan(0, 5), heads=6, batch=batch)
@@ -108,7 +108,7 @@ def test_a_pass_over_texts_reads_as_far_as_the_longest() -> None:
     step = at(5, 20, 9)
     assert cost.forward(step) == cost.forward(at(20, 20, 20))
     assert cost.forward(step) > cost.forward(at(5, 5, 5))
-    assert cost.parts(step).layers == 5 * float(cost.of["target"].layer(2, 20, 3).seconds)
+    assert cost.in_run(step).layers == 5 * float(cost.of["target"].layer(2, 20, 3).seconds)
 
 
 def test_points_of_a_batch_are_those_that_methods_make() -> None:

@@ -23,7 +23,8 @@ from calibrate.interpreters.in_one_process import Real
 from model.architectures.transformer import Shape, from_config
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.costs.pass_seconds import PassCost
+from model.costs.replayed_seconds import ReplayedSeconds
+from model.costs.step_costs import position_of
 from model.hardware import profile_files
 from model.hardware.cost_models import UniformLayers
 from model.hardware.profile import Profile, Source, table_of
@@ -70,7 +71,7 @@ def test_uniform_seconds_are_the_papers_units(
     making = 2 * shape.hidden * shape.kv_heads * shape.head_dim / shape.layer_weights
     ratios = {key: DEPTHS[role] / LAYERS for key, role in (("cost_ratio", "draft"), ("medium_cost_ratio", "medium"))}
     units = UnitCost(LAYERS, propagation=making, **ratios)
-    seconds = PassCost({role: UniformLayers(shape_of(role), SECONDS) for role in DEPTHS})
+    seconds = ReplayedSeconds({role: UniformLayers(shape_of(role), SECONDS) for role in DEPTHS})
     count = parameters_of(found).units
     in_layers = simulate(steps_of(found), len(found.tokens), Cluster(count), units, Replayed(found.reads))
     predicted = predict.predict(found, seconds, count)
@@ -135,14 +136,14 @@ def by_hand(found: Decoding, profiles: dict[str, Profile]) -> float:
 def test_a_prediction_is_the_sum_of_its_passes_and_reads(name: str, table: dict[str, Any]) -> None:
     found = record("llama", name, table, [1, 2, 3], 10, seed=2)
     profiles = {role: profile_of(role) for role in ("target", "draft")}
-    predicted = predict.predict(found, PassCost({role: ProfileCosts(each) for role, each in profiles.items()}))
+    predicted = predict.predict(found, ReplayedSeconds({role: ProfileCosts(each) for role, each in profiles.items()}))
     assert predicted.total == pytest.approx(by_hand(found, profiles), rel=1e-6)
     assert sum(predicted.parts.values()) == pytest.approx(predicted.total, rel=1e-9)
     assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
 
 
 def test_a_pass_in_pieces_pays_its_call_for_each_and_its_layers_once() -> None:
-    cost = PassCost({"target": ProfileCosts(profile_of("target"))})
+    cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target"))})
     whole = cost.forward(Forward("target", (7,), 5, LayerSpan(0, 5), heads=1))
     pieces = [cost.forward(Forward("target", (7,), 5, LayerSpan(*span))) for span in ((0, 2), (2, 4))]
     last = cost.forward(Forward("target", (7,), 5, LayerSpan(4, 5), heads=1))
@@ -155,10 +156,10 @@ def test_a_pass_in_pieces_pays_its_call_for_each_and_its_layers_once() -> None:
     Forward("target", (7,), 5, LayerSpan(0, 5, gaps=((1, 3),)), heads=1), Forward("target", (7,), 5, LayerSpan(1, 4, kv_only=True)),
 ])  # fmt: skip
 def test_layer_times_of_a_pass_add_up_to_it(step: Forward) -> None:
-    cost = PassCost({"target": ProfileCosts(profile_of("target"))})
+    cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target"))})
     times = cost.layer_times_of(step)
     assert len(times) == step.layers.last - step.layers.first
-    assert sum(times) == pytest.approx(cost.parts(step).total, rel=1e-12)
+    assert sum(times) == pytest.approx(cost.in_run(step).total, rel=1e-12)
     assert all(times[layer - step.layers.first] == 0 for start, stop in step.layers.gaps for layer in range(start, stop))
 
 
@@ -166,12 +167,12 @@ def test_keys_and_values_alone_cost_their_share_of_the_layers_weights() -> None:
     """Without a measurement: two of the matrices of a layer, whose weights the library counts."""
     profile = profile_of("target")
     bare = dataclasses.replace(profile, table=profile.table.filter(pl.col("part") != "kv_rows"))
-    cost = PassCost({"target": ProfileCosts(bare)})
+    cost = ReplayedSeconds({"target": ProfileCosts(bare)})
     layer = real_models.model("llama", LAYERS).model.layers[0]
     weights = sum(each.numel() for each in layer.parameters() if each.ndim > 1)
     made = layer.self_attn.k_proj.weight.numel() + layer.self_attn.v_proj.weight.numel()
-    whole = cost.parts(Forward("target", (7,), 5, LayerSpan(0, LAYERS))).layers
-    assert cost.parts(Forward("target", (7,), 5, LayerSpan(0, LAYERS, kv_only=True))).layers == pytest.approx(
+    whole = cost.in_run(Forward("target", (7,), 5, LayerSpan(0, LAYERS))).layers
+    assert cost.in_run(Forward("target", (7,), 5, LayerSpan(0, LAYERS, kv_only=True))).layers == pytest.approx(
         whole * made / weights
     )
 
@@ -180,7 +181,7 @@ def test_time_between_reads_and_what_follows_cools_weights_too() -> None:
     """A turn of 3 ms after a read counts like a pause of 3 ms between two passes."""
     whole, spent = Forward("target", (7,), 5, LayerSpan(0, 5)), []
     for turn, pause in ((3e-3, 0.0), (0.0, 3e-3)):
-        cost = PassCost({"target": ProfileCosts(profile_of("target", further=COOLING))}, scheduling=turn)
+        cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=COOLING))}, scheduling=turn)
         cost.made(whole)
         cost.reading(Read("next", whole))
         cost.elapsed += pause
@@ -191,7 +192,8 @@ def test_time_between_reads_and_what_follows_cools_weights_too() -> None:
 
 def test_passes_hold_layers_embedding_step_and_cooling_and_reads_the_rest() -> None:
     found = record("llama", "speculative", {"draft_length": 3}, [1, 2, 3], 10, seed=2)
-    cost = PassCost({"target": ProfileCosts(profile_of("target", further=COOLING)), "draft": ProfileCosts(profile_of("draft"))})
+    profiles = {"target": profile_of("target", further=COOLING), "draft": profile_of("draft")}
+    cost = ReplayedSeconds({role: ProfileCosts(each) for role, each in profiles.items()})
     predicted = predict.predict(found, cost)
     assert predicted.parts["target cooling"] > 0
     assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
@@ -217,7 +219,7 @@ def test_hypotheses_that_were_not_kept_lie_among_the_rows(beams: int, monkeypatc
 
     monkeypatch.setattr(Real, "_make_pass", noted)
     decoders = real_models.decoders("llama", "draft")
-    cost, told = PassCost({role: UniformLayers(shape_of(role), SECONDS) for role in ("target", "draft")}), []
+    cost, told = ReplayedSeconds({role: UniformLayers(shape_of(role), SECONDS) for role in ("target", "draft")}), []
     priced = cost._before
 
     def before(step: Forward) -> int | None:
@@ -226,14 +228,14 @@ def test_hypotheses_that_were_not_kept_lie_among_the_rows(beams: int, monkeypatc
         return found
 
     contexts, steps = list[int](), list[Forward]()
-    each = cost._each
+    in_run = cost.in_run
 
-    def priced_at(role: str, width: int, context: int, *more: int) -> Any:
-        contexts.append(context)
-        return each(role, width, context, *more)
+    def priced_at(step: Forward, rows: int | None = None) -> Any:
+        contexts.append(position_of(step) if rows is None else rows)
+        return in_run(step, rows)
 
     monkeypatch.setattr(cost, "_before", before)
-    monkeypatch.setattr(cost, "_each", priced_at)
+    monkeypatch.setattr(cost, "in_run", priced_at)
     parameters = beam.Parameters(DEPTHS["target"], 3, beams, draft_layers=DEPTHS["draft"])
     run = Real(decoders)
 
@@ -250,7 +252,7 @@ def test_hypotheses_that_were_not_kept_lie_among_the_rows(beams: int, monkeypatc
 
 
 def test_rows_of_sub_processes_are_their_own() -> None:
-    cost = PassCost({"target": UniformLayers(shape_of("target"), SECONDS)})
+    cost = ReplayedSeconds({"target": UniformLayers(shape_of("target"), SECONDS)})
     tree = Forward("target", (7, 8), 9, LayerSpan(0, 1), heads=2, tree=(-1, -1))
     assert cost._before(tree._replace(heads=0)) is None  # a sub-process reads it, that does nothing else
     assert cost._before(tree._replace(at=8)) == 8
@@ -261,7 +263,7 @@ def test_rows_of_sub_processes_are_their_own() -> None:
     assert cost._before(tree) == 9
 
 
-def passes(cost: PassCost, *spans: tuple[int, int], at: int = 5, pause: float = 0.0) -> list[Any]:
+def passes(cost: ReplayedSeconds, *spans: tuple[int, int], at: int = 5, pause: float = 0.0) -> list[Any]:
     """What passes over these layers take, one after the other, at one place."""
     made = []
     for span in spans:
@@ -271,7 +273,7 @@ def passes(cost: PassCost, *spans: tuple[int, int], at: int = 5, pause: float = 
 
 
 def test_a_call_that_goes_on_at_its_place_takes_less_than_one_at_another() -> None:
-    cost = PassCost({"target": ProfileCosts(profile_of("target", further=CALLS))})
+    cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=CALLS))})
     first, second, third = passes(cost, (0, 2), (2, 4), (4, 5))
     assert (first.step, second.step, third.step) == pytest.approx((TIMES["step"], AGAIN, AGAIN))
     assert passes(cost, (2, 4), at=6)[0].step == pytest.approx(TIMES["step"])  # the state is of another place
@@ -288,10 +290,10 @@ def test_heads_and_reads_between_single_layers_take_what_they_take_there() -> No
     """Behind a single layer the head has just been used; behind several it takes its usual time, and without such rows always."""
     whole, one = Forward("target", (7,), 5, LayerSpan(0, 2), heads=1), Forward("target", (7,), 5, LayerSpan(2, 3), heads=1)
     kinds = {"confidence": 1.3e-5, "saturation": 1.7e-5}
-    warm, usual = (PassCost({"target": ProfileCosts(profile_of("target", further=more))}) for more in (EARLY, []))
-    assert [warm.parts(each).head for each in (whole, one)] == pytest.approx([TIMES["head"], 1.1e-4])
-    assert warm.parts(one._replace(heads=0)).head == 0
-    assert [usual.parts(each).head for each in (whole, one)] == pytest.approx([TIMES["head"]] * 2)
+    warm, usual = (ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=more))}) for more in (EARLY, []))
+    assert [warm.in_run(each).head for each in (whole, one)] == pytest.approx([TIMES["head"], 1.1e-4])
+    assert warm.in_run(one._replace(heads=0)).head == 0
+    assert [usual.in_run(each).head for each in (whole, one)] == pytest.approx([TIMES["head"]] * 2)
     for kind, seconds in kinds.items():
         assert warm.reading(Read(kind, one)) == pytest.approx(seconds)  # type: ignore[arg-type]
         assert warm.reading(Read(kind, whole)) == pytest.approx(TIMES[kind])  # type: ignore[arg-type]
@@ -300,7 +302,8 @@ def test_heads_and_reads_between_single_layers_take_what_they_take_there() -> No
 
 
 def test_the_first_look_at_a_batch_is_at_all_its_texts() -> None:
-    cost = PassCost({"target": ProfileCosts(profile_of("target", further=[{"part": "first_read", "batch": 4, "time_s": 9e-5}]))})
+    first = {"part": "first_read", "batch": 4, "time_s": 9e-5}
+    cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=[first]))})
     alone, together = Forward("target", (7,), 5, LayerSpan(0, 5), heads=1), Forward(
         "target", (7,) * 4, 5, LayerSpan(0, 5), heads=4, batch=Batch.uniform((0, 1, 2, 3), 5, heads=1)
     )
@@ -311,11 +314,11 @@ def test_the_first_look_at_a_batch_is_at_all_its_texts() -> None:
 def test_sub_processes_within_a_process_take_what_starting_them_takes() -> None:
     forks = [{"part": "fork", "processes": count, "time_s": seconds} for count, seconds in ((1, 1e-4), (3, 4e-4))]
     profiles = {"target": ProfileCosts(profile_of("target", further=forks))}
-    cost = PassCost(profiles)
+    cost = ReplayedSeconds(profiles)
     assert [cost.dispatching(count) for count in (0, 1, 3)] == pytest.approx([0, 1e-4, 4e-4])
-    assert PassCost(profiles, single=False).dispatching(3) == 0
+    assert ReplayedSeconds(profiles, single=False).dispatching(3) == 0
     found = record("llama", "ppd", {"exit_layer": 3, "candidates": 1}, [1, 2, 3], 10, seed=2)
-    free = predict.predict(found, PassCost({"target": ProfileCosts(profile_of("target"))}))
+    free = predict.predict(found, ReplayedSeconds({"target": ProfileCosts(profile_of("target"))}))
     forked = predict.predict(found, cost)
     starts = round((forked.total - free.total) / 1e-4)
     assert 8 <= starts <= 10
@@ -323,7 +326,7 @@ def test_sub_processes_within_a_process_take_what_starting_them_takes() -> None:
 
 
 def test_hypotheses_take_what_following_them_takes() -> None:
-    cost = PassCost({"target": ProfileCosts(profile_of("target", further=TREES))})
+    cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=TREES))})
     plain = Forward("target", (7, 8, 9, 5), 8, LayerSpan(0, 5))
     tree = plain._replace(tree=(-1, -1, 0, 0))
     assert cost.forward(tree) - cost.forward(plain) == pytest.approx(4e-4)
@@ -331,7 +334,7 @@ def test_hypotheses_take_what_following_them_takes() -> None:
 
 def test_weights_cool_while_nobody_uses_them() -> None:
     """Passes one after the other take what they take; after a pause all layers take longer, the same for every width."""
-    cost = PassCost({"target": ProfileCosts(profile_of("target", further=COOLING))})
+    cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=COOLING))})
     whole = [each.cooling for each in passes(cost, (0, 5), (0, 5), (0, 5))]
     assert whole[0] == 0
     others = cost.made(Forward("target", (7,), 5, LayerSpan(0, 5)))
@@ -353,7 +356,7 @@ def test_weights_cool_while_nobody_uses_them() -> None:
 def test_wide_passes_wait_as_long_for_their_weights_as_was_timed_of_them() -> None:
     """Half as long at 9 tokens here; in between as much as lies in between; beyond as at the widest."""
     wide = [{"part": "wide_after_gap", "width": 9, "gap": gap, "time_s": time} for gap, time in ((0, 8e-3), (4000, 9.25e-3))]
-    cost = PassCost({"target": ProfileCosts(profile_of("target", further=[*COOLING, *wide]))})
+    cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=[*COOLING, *wide]))})
     found = []
     for width in (1, 5, 9, 12):
         cost.begin()
@@ -366,7 +369,7 @@ def test_wide_passes_wait_as_long_for_their_weights_as_was_timed_of_them() -> No
 
 def test_layers_that_are_run_again_sooner_take_less() -> None:
     sooner = [{"part": "after_gap", "gap": -4000, "time_s": 4e-3}]  # of passes of one layer: a layer takes .2 ms less
-    cost = PassCost({"target": ProfileCosts(profile_of("target", further=[*COOLING, *sooner]))})
+    cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=[*COOLING, *sooner]))})
     few = [each.cooling for each in passes(cost, *[(0, 1)] * 20)]
     assert few[0] == 0
     assert -2e-4 <= few[-1] < -1.5e-4
@@ -379,7 +382,7 @@ def test_layers_that_are_run_again_sooner_take_less() -> None:
 
 
 def test_a_pass_in_pieces_cools_no_more_than_a_whole_one() -> None:
-    cost = PassCost({"target": ProfileCosts(profile_of("target", further=[*COOLING, *CALLS]))})
+    cost = ReplayedSeconds({"target": ProfileCosts(profile_of("target", further=[*COOLING, *CALLS]))})
     passes(cost, (0, 5), (0, 5))
     whole = cost.made(Forward("target", (7,), 5, LayerSpan(0, 5))).cooling
     cost.begin()
@@ -606,7 +609,7 @@ def test_runs_over_streams_are_no_runs_over_processes() -> None:
 def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
     """In place of what a pass of one process takes; heads, later layers and prompts are the main process's own."""
     clock = {"target": ProfileCosts(profiles(step=5e-4, embedding=1e-4)["target"])}
-    own, told = PassCost(clock, single=False), PassCost(clock, single=False, subprocess_step=2e-4)
+    own, told = ReplayedSeconds(clock, single=False), ReplayedSeconds(clock, single=False, subprocess_step=2e-4)
     sub = Forward("target", (7,), 5, LayerSpan(0, 8))
     assert own.forward(sub) == pytest.approx(8e-3 + 6e-4)
     assert told.forward(sub) == pytest.approx(8e-3 + 2e-4)
@@ -623,7 +626,7 @@ def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
 
 def test_what_asks_more_where_passes_take_other_times_is_refused() -> None:
     found = decoded("ppd", 12, {"match_rate": 0.6}, exit_layer=4, candidates=2, form="nested")
-    cost = PassCost(
+    cost = ReplayedSeconds(
         {"target": ProfileCosts(profiles(first_read=0.02)["target"])}
     )  # who looks for the next token stops the others later
     with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) does not: nobody has logged a further top"):

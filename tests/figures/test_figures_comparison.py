@@ -22,7 +22,7 @@ from figures.common.style import MARKERS
 from figures.of_comparisons import error_by_method, formula_limits, gantt_pair, predicted_measured, time_parts
 from figures.of_runs import timeline
 from model.base.checks import ParameterError
-from model.costs.pass_seconds import PassCost
+from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware.profile_costs import ProfileCosts
 from model.logs import measured_runs, prediction_error
 from model.methods import registry
@@ -231,7 +231,7 @@ def test_a_prediction_is_its_parts_and_nothing_else() -> None:
 def intervals(stretch: float = 1.0, start: float = 0.0) -> pl.DataFrame:
     found, profiles = every()
     (number,) = [number for number, each in found.timed.items() if each.units == 2 and found.log.names[number] == "prompt 1"]
-    cost = PassCost({role: ProfileCosts(each) for role, each in profiles.items()}, dispatch=2e-4, promotion=1e-4)
+    cost = ReplayedSeconds({role: ProfileCosts(each) for role, each in profiles.items()}, dispatch=2e-4, promotion=1e-4)
     run = predict.predict(found.timed[number].decoding, cost, 2, record=True).run
     made = pl.DataFrame([each._asdict() for each in run.intervals], infer_schema_length=None)
     return made.with_columns(*((start + stretch * pl.col(name)).alias(name) for name in ("start", "end")))

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from model.architectures.transformer import preset
 from model.costs.layer_times import UnitCost
-from model.costs.pass_seconds import PassCost
+from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware.cost_models import UniformLayers
+from model.hardware.interpolation import Estimate
 from model.interpret.account import Account, kind_of
 from model.interpret.interpreter import Cache, count
 from model.interpret.world import BatchWorld, DraftOutcomes, World
@@ -155,16 +156,17 @@ def test_a_pass_takes_what_its_tokens_do_in_layer_times(batch: Batch) -> None:
 @given(batches(furthest=40))
 @settings(max_examples=examples(40))
 def test_a_pass_takes_what_one_padded_to_its_widest_and_longest_takes_in_seconds(batch: Batch) -> None:
-    seen: list[tuple[int, int, int]] = []
+    seen: list[tuple[int, int]] = []
 
     class Noting(UniformLayers):
         def layer(self, width: Any, context: Any, batch: Any = 1, *, busy: Any = 0) -> Any:
-            seen.append((width, context, batch))
-            return super().layer(width, context, batch, busy=busy)
+            seen.append((width, batch))
+            return Estimate(width + 100 * batch + 1e4 * np.asarray(context), np.asarray(0.0))
 
-    cost = PassCost({"target": Noting(preset("llama-2-13b"), 0.001)})
-    assert cost.forward(step_of(batch)) == LAYERS * 0.001
-    assert seen == [(max(batch.widths), max(batch.positions), len(batch.sequences))]
+    cost = ReplayedSeconds({"target": Noting(preset("llama-2-13b"), 0.001)})
+    width, at, count = max(batch.widths), max(batch.positions), len(batch.sequences)
+    assert cost.forward(step_of(batch)) == LAYERS * (width + 100 * count + 1e4 * at)
+    assert seen == [(width, count)]
 
 
 def ragged(widths: list[tuple[int, ...]]) -> Steps:

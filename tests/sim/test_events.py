@@ -465,6 +465,8 @@ def test_without_a_record_there_are_no_intervals() -> None:
 class Shared(UnitCost):
     """Units of one host: each pass takes longer the more of them are at work."""
 
+    units_share = True
+
     def among(self, others: int) -> float:
         return 1.0 + 0.5 * others
 
@@ -513,6 +515,8 @@ def test_a_pass_that_is_stopped_no_longer_slows_anything() -> None:
 @pytest.mark.parametrize("matches", list(itertools.product([False, True], repeat=4)))
 def test_units_that_do_not_slow_each_other_down_are_as_before(matches: tuple[bool, ...]) -> None:
     class Alone(UnitCost):
+        units_share = True
+
         def among(self, others: int) -> float:
             return 1.0
 

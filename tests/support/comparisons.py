@@ -12,7 +12,7 @@ import polars as pl
 
 from model.architectures.transformer import Shape, preset
 from model.costs.layer_times import UnitCost
-from model.costs.pass_seconds import PassCost
+from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware.profile import Profile, Source, table_of
 from model.hardware.profile_costs import ProfileCosts
 from model.logs import forced_outcomes
@@ -118,7 +118,7 @@ def runs_of(
         name: of["target"].part("wake" if name == "link" else name, 1) for name in ("dispatch", "link", "promotion", "scheduling")
     }
     known = {name: 0.0 if each is None else float(each.seconds) for name, each in between.items()}
-    cost = PassCost(of, slower=(1.0, slower), **known)
+    cost = ReplayedSeconds(of, slower=(1.0, slower), **known)
     rows = []
     for number, each in enumerate(decodings):
         held = units[number] if units else 1

@@ -1,0 +1,65 @@
+"""Costs in seconds that depend on everything they may depend on: width, context, batch, layer and role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from model.architectures.transformer import Shape, preset
+from model.costs.pass_seconds import PassSeconds
+from model.hardware.interpolation import Estimate
+
+
+def estimate(seconds: ArrayLike, error: float = 0.0) -> Estimate:
+    """Seconds of one error."""
+    found = np.asarray(seconds, dtype=np.float64)
+    return Estimate(found, np.full(found.shape, error))
+
+
+@dataclass(frozen=True)
+class GrowingContext:
+    """A model whose passes take longer with each cached position, each token of a sequence and each sequence, by other laws."""
+
+    shape: Shape
+    scale: float = 1.0
+    error: float = 0.0
+    provenance: str = "assumed"
+    tensor_parallel: int = 1
+
+    def layer(self, width: ArrayLike, context: ArrayLike, batch: ArrayLike = 1, *, busy: int = 0) -> Estimate:
+        width, batch = np.asarray(width, dtype=np.float64), np.asarray(batch, dtype=np.float64)
+        reading = np.sqrt(1 + 0.37 * np.asarray(context, dtype=np.float64)) * batch**0.8
+        return estimate(self.scale * (1 + 0.05 * (width * batch) ** 1.3 + 0.11 * reading), self.error)
+
+    def head(self, positions: ArrayLike) -> Estimate:
+        return estimate(self.scale * (0.7 + 0.013 * np.asarray(positions)), self.error)
+
+    def embedding(self, tokens: ArrayLike) -> Estimate:
+        return estimate(self.scale * 0.003 * np.asarray(tokens), self.error)
+
+    def step(self, batch: ArrayLike = 1) -> Estimate:
+        return estimate(self.scale * (0.21 + 0.001 * np.asarray(batch)), self.error)
+
+    def transfer(self, size: ArrayLike) -> Estimate:
+        return estimate(1e-9 * np.asarray(size), self.error)
+
+
+def growing(layers: int, *, draft: float | None = None, medium: float | None = None, error: float = 0.0, **more: Any) -> PassSeconds:
+    """Costs of a target of so many layers, and of smaller models that take these shares of its times.
+
+    >>> cost = growing(4, draft=0.1)
+    >>> float(cost.plain_times(9)) > float(cost.plain_times(0)), cost.uniform
+    (True, False)
+    """
+    shape = preset("llama-2-13b")
+    of = {"target": GrowingContext(_deep(shape, layers), error=error)}
+    shares = {"draft": draft, "medium": medium}
+    of |= {role: GrowingContext(_deep(shape, 1), share, error) for role, share in shares.items() if share is not None}
+    return PassSeconds(of, **more)
+
+
+def _deep(shape: Shape, layers: int) -> Shape:
+    return replace(shape, layers=layers)
