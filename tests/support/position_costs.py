@@ -47,7 +47,9 @@ class GrowingContext:
         return estimate(1e-9 * np.asarray(size), self.error)
 
 
-def growing(layers: int, *, draft: float | None = None, medium: float | None = None, error: float = 0.0, **more: Any) -> PassSeconds:
+def growing(
+    layers: int, *, draft: float | None = None, medium: float | None = None, error: float = 0.0, **more: Any
+) -> PassSeconds:
     """Costs of a target of so many layers, and of smaller models that take these shares of its times.
 
     >>> cost = growing(4, draft=0.1)
