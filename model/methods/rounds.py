@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
 from model.outcomes.outcome_laws import Bools, Chain, Floats, Law, Outcomes, Replay, ReplayChances
-from model.steps import LayerSpan
 
 Bytes = NDArray[np.uint8]
 
@@ -410,6 +409,7 @@ def times_by_width(cost: StepCosts, shape_of: Callable[[Any], PassShape], widths
     """Times of passes by their width; shape (widths,), or (tokens, widths) where passes take other times elsewhere.
 
     >>> from model.costs.layer_times import UnitCost
+    >>> from model.steps import LayerSpan
     >>> cost = UnitCost(4, verify_cost=((1, 1.0), (3, 2.0)))
     >>> times_by_width(cost, lambda width: PassShape(LayerSpan(0, 4), width=width), np.array([1, 3]), 9).tolist()
     [4.0, 8.0]

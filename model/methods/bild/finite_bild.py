@@ -88,8 +88,8 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentP
     again = np.concatenate([back, np.full((*back.shape[:-1], 1), np.nan)], axis=-1)
     if not cost.uniform:
         moved, operations = moved[:, None], operations[:, None]
-    parts = np.broadcast_arrays(time + moved, busy, operations), np.broadcast_arrays(again, again, written + 2.0)
-    return SegmentPrices(*map(np.array, parts), reread)
+    segment, behind = np.broadcast_arrays(time + moved, busy, operations), np.broadcast_arrays(again, again, written + 2.0)
+    return SegmentPrices(np.array(segment), np.array(behind), reread)
 
 
 def _times_of_runs(cost: StepCosts, shape: PassShape, runs: NDArray[np.int64], tokens: int) -> Floats:

@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 
 
 def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: StepCosts) -> Prediction:
-    """Exactly `tokens` tokens, the last draft cut short; times in the unit of the costs. The variance is nan but for recorded decisions.
+    """Exactly `tokens` tokens, the last draft cut short; times in the costs' unit. The variance is nan but for recorded decisions.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.methods.bild.threshold_decisions import Independent
