@@ -140,7 +140,7 @@ class Method:
     distribution: Callable[..., tuple[Any, Any] | None] | None = None
     """Latencies and their probabilities: (parameters, tokens, law, cost)."""
     straggler_loss: Callable[..., float | None] | None = None
-    """What static batches lose by waiting: (parameters, cost, rounds, latency)."""
+    """What static batches lose by waiting: (parameters, cost, rounds, latency, tokens)."""
 
     def predict_points(self, points: PredictionPoints) -> Prediction:
         """Expectations at many points; arrays of one value for each."""

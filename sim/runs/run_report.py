@@ -222,8 +222,8 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     lines.append("intervals: 95 %, from sampling")
     if "seconds_error" in names:
         lines.append(
-            f"seconds of plain decoding are off by up to about ±{_one(table, pl.col('seconds_error').max()):.1%}; each pass is priced"
-            " at its own context"
+            f"seconds of plain decoding are off by up to about ±{_one(table, pl.col('seconds_error').max()):.1%}; each pass has the"
+            " price of its own context"
         )
         lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
         if lacking:

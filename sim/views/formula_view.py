@@ -317,7 +317,7 @@ def over_one_device(case: Case, row: Row) -> Row:
 def straggling(case: Case, rounds: float, latency: float) -> Row:
     """What static batches lose by waiting, where the method's theory says it, from the means of rounds and latency."""
     known = registry.method(case.method).straggler_loss
-    loss = None if known is None else known(case.parameters, case.cost, rounds, latency)
+    loss = None if known is None else known(case.parameters, case.cost, rounds, latency, case.settings.tokens)
     return {} if loss is None else {"straggler_loss": loss}
 
 
