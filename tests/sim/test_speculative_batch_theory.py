@@ -92,7 +92,7 @@ def test_events_are_paths(luck: list[list[bool]], gamma: int, batch: int, cost: 
 
 def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
     step = Forward("target", (0,) * 6, 3, LayerSpan(0, LAYERS), heads=6, batch=Batch.uniform((0, 1, 2), 3, 2, 2))
-    draft = step._replace(role="draft", tokens=(0,) * 3, heads=3, batch=Batch.uniform((0, 1, 2), 3, heads=1))
+    draft = step._replace(role="draft", tokens=(0,) * 3, layers=LayerSpan(0, 1), heads=3, batch=Batch.uniform((0, 1, 2), 3, heads=1))
     assert [cost.forward(step) for cost in (COST, WIDE)] == [8.0, 8.0 * 7.5 / 4]
     assert [cost.forward(draft) for cost in (COST, WIDE)] == [2.0, 2.0 * 6 / 4]
     for cost in COSTS:
@@ -119,13 +119,15 @@ def test_passes_over_as_many_tokens_of_fewer_texts_have_a_price_of_their_own(per
         for each in ((0, 1), (2,))
     ]
 
+    passes = (two, three, two._replace(at=3, batch=Batch.uniform((0, 1), 3, 3, 3)), *drafts)
+
     def steps() -> Any:
-        for step in (two, three, two._replace(at=3, batch=Batch.uniform((0, 1), 3, 3, 3)), *drafts):
+        for step in passes:
             assert (yield step) == step
         yield Commit("token", (0,))
 
     for cost in COSTS:
-        want = sum(cost.forward(step) for step in (two, three, two, *drafts))
+        want = sum(cost.forward(step) for step in passes)
         run = simulate(steps(), 1, Cluster(1), cost, World(1, LAYERS), per_layer=per_layer)
         assert near(run.latency, want, 1e-12)
         assert run.account.passes == 5

@@ -48,8 +48,9 @@ class GrowingContext:
 
 
 def growing(
-    layers: int, *, draft: float | None = None, medium: float | None = None, error: float = 0.0, smaller_layers: int = 1, **more: Any
-) -> PassSeconds:
+    layers: int, *, draft: float | None = None, medium: float | None = None, error: float = 0.0, smaller_layers: int = 1,
+    **more: Any,
+) -> PassSeconds:  # fmt: skip
     """Costs of a target of so many layers, and of smaller models whose layers take these shares of its times.
 
     >>> cost = growing(4, draft=0.1)
