@@ -188,7 +188,7 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
             for name, other in own.items() if name in names and other in names
         )  # fmt: skip
     if "seconds_per_layer" in names or "in_seconds" in names:
-        times = {f"{name}_layers": (f"{name}_s", 1.0) for name in ("latency", "busy", "reserved")}
+        times = {name: (name.replace("_layers", "_s"), 1.0) for name in names if _in_layers(name)}
         times |= {name: (name.replace("layers", "ms"), 1e3) for name in names if name.startswith("tpot_layers")}
         held = pl.col("in_seconds").fill_null(False) if "in_seconds" in names else pl.lit(False)
         seconds = pl.col("seconds_per_layer") if "seconds_per_layer" in names else pl.lit(None, dtype=pl.Float64)
@@ -204,8 +204,7 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
             (pl.col(name) * seconds * factor * share(name)).alias(other) for name, (other, factor) in times.items()
         )
         # Of costs in seconds no time is in layer-times.
-        in_layers = [name for name in frame.collect_schema().names() if name in times or _in_layers(name)]
-        frame = frame.with_columns(pl.when(held).then(None).otherwise(pl.col(name)).alias(name) for name in in_layers)
+        frame = frame.with_columns(pl.when(held).then(None).otherwise(pl.col(name)).alias(name) for name in times)
         names = [name for name in names if name != "in_seconds"] + [other for other, _ in times.values()]
     estimates = metrics.columns()
     names = [name for name in names if name not in ROUNDS]

@@ -2,7 +2,7 @@
 
 Times are in layer-times (`_layers`), `busy_layers` and `reserved_layers` in layer-times summed over compute units. Where costs are
 in seconds (kinds `profile` and `roofline`) these columns are null, and the same are in `latency_s`, `tpot_ms`, `busy_s` and
-`reserved_s`; where seconds_per_layer is given, they are in both.
+`reserved_s`, with their bounds; where seconds_per_layer is given, they are in both.
 
 =========================  ========================================================================================
 `latency_layers`          time until the last token

@@ -66,7 +66,7 @@ TESTS = {
     "model.hardware.interpolation": ("model/test_interpolation.py",),
     "model.hardware.roofline": HARDWARE,
     "model.hardware.cost_models": HARDWARE,
-    "model.costs.operating_point": ("model/test_operating_point.py", *HARDWARE),
+    "model.costs.pass_seconds": ("model/test_pass_seconds.py", *HARDWARE),
     "model.hardware.profile_costs": ("model/test_profile_costs.py", *HARDWARE),
     "model.hardware.profile": ("model/test_profile.py",),
     "model.hardware.profile_files": ("model/test_profile.py",),

@@ -92,7 +92,9 @@ def test_events_are_paths(luck: list[list[bool]], gamma: int, batch: int, cost: 
 
 def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
     step = Forward("target", (0,) * 6, 3, LayerSpan(0, LAYERS), heads=6, batch=Batch.uniform((0, 1, 2), 3, 2, 2))
-    draft = step._replace(role="draft", tokens=(0,) * 3, layers=LayerSpan(0, 1), heads=3, batch=Batch.uniform((0, 1, 2), 3, heads=1))
+    draft = step._replace(
+        role="draft", tokens=(0,) * 3, layers=LayerSpan(0, 1), heads=3, batch=Batch.uniform((0, 1, 2), 3, heads=1)
+    )
     assert [cost.forward(step) for cost in (COST, WIDE)] == [8.0, 8.0 * 7.5 / 4]
     assert [cost.forward(draft) for cost in (COST, WIDE)] == [2.0, 2.0 * 6 / 4]
     for cost in COSTS:
