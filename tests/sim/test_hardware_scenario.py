@@ -252,7 +252,7 @@ def measured(tmp_path: Path) -> Path:
 
 
 def test_a_point_is_priced_for_the_batches_and_devices_of_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The costs of the method itself, where layers are split of plain decoding on one device, and what is asked of its memory: draft
+    """The costs of a method, where layers are split of plain decoding on one device, and what is asked of its memory: draft
     models lie on the same devices unless they are placed on others."""
     rooms: list[tuple[Any, Tables]] = []
 
