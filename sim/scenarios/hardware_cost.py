@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -292,28 +292,37 @@ def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, units:
         if depth not in (None, found.shape.layers):
             or_not = "" if role == "target" else ", or leave it out"
             raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it{or_not}")
-    batch = parameters.full_batch
-    served: dict[str, Hardware] = {role: Served(of, cost.step_of(role)) for role, of in models.items()}
-    target = served["target"]
-    link, promotion = (
-        float(target.transfer(size).seconds) for size in (TOKEN_BYTES, bytes_of_state(target.shape, parameters.handover_layer))
-    )
     apart = cost.tensor_parallel > 1 and 0 < parameters.separate_units < units  # with fewer units they share the target's
-    seconds = PassSeconds(
-        served, prompt=cost.prompt, batch=batch, others_at=_others_at(parameters, tokens), middle=tokens // 2, busy=cost.busy,
-        dispatch=cost.dispatch_s, dispatch_per_process=cost.dispatch_per_process_s, dispatch_law=cost.dispatch_law,
-        link=link + cost.link_s, promotion=promotion + cost.promotion_s, state_check=cost.state_check_s,
-        draft_devices=1 / cost.tensor_parallel if apart else 1.0,
+    extra = tuple((name, getattr(cost, f"{name}_s")) for name in ("dispatch", "dispatch_per_process", "state_check"))
+    served: tuple[tuple[str, Hardware], ...] = tuple((role, Served(of, cost.step_of(role))) for role, of in models.items())
+    extra += (("dispatch_law", cost.dispatch_law),)
+    seconds = _prices(
+        served, parameters.full_batch, _others_at(parameters, tokens), tokens // 2, parameters.handover_layer, cost.prompt, cost.busy,
+        cost.link_s, cost.promotion_s, extra, 1 / cost.tensor_parallel if apart else 1.0,
     )  # fmt: skip
     _refuse_no_time(seconds)
     alone = _one_device(cost, tokens, parameters)
     shapes = {role: each.shape for role, each in models.items()}
     room = _memory(cost, models, tokens, parameters)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
-    reading = float(cost_models.prompt_time(target, max(cost.prompt, 1), batch).seconds)
+    reading = float(cost_models.prompt_time(served[0][1], max(cost.prompt, 1), parameters.full_batch).seconds)
     missing = _missing(cost, models, parameters)
     off, other = _error_of(seconds, tokens), 0.0 if alone is None else _error_of(alone, tokens)
     return Priced(seconds, off, shapes, cost.tensor_parallel, alone, other, room, source, reading, missing)
+
+
+@functools.lru_cache(maxsize=64)  # points that differ in drafts or outcomes alone share what passes take
+def _prices(
+    served: tuple[tuple[str, Hardware], ...], batch: int, others_at: float | None, middle: int, handed_over: int, prompt: int,
+    busy: int, link: float, promotion: float, extra: tuple[tuple[str, Any], ...], draft_devices: float,
+) -> PassSeconds:  # fmt: skip
+    """The costs of passes of these models; links and promotions come on top of what the hardware takes."""
+    target = served[0][1]
+    moving = [float(target.transfer(size).seconds) for size in (TOKEN_BYTES, bytes_of_state(target.shape, handed_over))]
+    return PassSeconds(
+        dict(served), prompt=prompt, batch=batch, others_at=others_at, middle=middle, busy=busy, link=moving[0] + link,
+        promotion=moving[1] + promotion, draft_devices=draft_devices, **dict(extra),
+    )  # fmt: skip
 
 
 def _others_at(parameters: MethodParameters, tokens: int) -> float | None:

@@ -7,9 +7,10 @@ all have ended. Rounds of a batch are not independent of each other: the varianc
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ class BatchPrices(NamedTuple):
         return self.time[where], self.busy[where], self.operations[count, drafted]
 
 
+@lru_cache(maxsize=8)  # the same for all laws
 def prices(cost: StepCosts, longest: int, sequences: int, *, tokens: int = 1, separate: bool = False) -> BatchPrices:
     """`model.methods.rounds.round_prices` for each number of sequences; without sequences nothing is done.
 
@@ -135,11 +137,9 @@ def left(texts: Iterable[Floats]) -> Floats:
 
 def rounds_of(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Iterator[Floats]:
     """Of each batch the expected rounds over so many texts, each drafting so many tokens for all; shape (texts + 1, room)."""
-    if not isinstance(law, Chain | Rounds):
-        remedy = "ask for views = ['paths'], or for batching = 'continuous'"
-        raise checks.ParameterError(f"this law of outcomes has no closed form for static batches; {remedy}")
+    known = _with_closed_form(law)
     for batch in parameters.batches(tokens):
-        yield _rounds_of_batch(law, parameters.draft_length, tuple(batch.values()))
+        yield _rounds_of_batch(known, parameters.draft_length, tuple(batch.values()))
 
 
 @lru_cache(maxsize=64)  # whatever passes cost
@@ -184,68 +184,71 @@ def _places(law: Chain | Rounds, draft_length: int, tokens: int) -> _Places:
     return _Places(found, tokens)
 
 
-@lru_cache(maxsize=64)
 def _rounds_by_place(law: Chain | Rounds, draft_length: int, lengths: tuple[int, ...]) -> Floats:
     """The expected rounds of a batch, by what `BatchPrices` with positions are by; shape (2, sequences + 1, positions, room).
 
     Sequences are independent: the chance that m are left, none beyond a position and none with more room than so many tokens, is a
     product over them. Differences of such chances are those of the longest position and of the most room.
     """
-    rounds = tokens = max(lengths)
-    groups: list[tuple[_Places, int]] = []
-    for length, count in Counter(lengths).items():
-        groups += [(_places(law, draft_length, length), size) for size in _parts(count)]
+    tokens = max(lengths)
     low = max(min(lengths) - 1 - draft_length, 0)  # below it a sequence can use all that is drafted
-    found: list[Floats] = [np.ones((2, rounds, 1))]
-    for each, count in groups:
-        found = _joined(found, _left_of(each, count, rounds, tokens, draft_length, low))
-    by_chance = np.stack([each.sum(axis=1) for each in found], axis=1)  # (none kept as a whole or any, sequences, places)
-    full, cut = by_chance[..., :tokens], by_chance[..., tokens:].reshape(2, len(found), tokens - low, draft_length)
-    chances = np.zeros((2, len(found), tokens, draft_length + 1))
-    chances[..., draft_length] = full
-    chances[:, :, low:, :draft_length] = cut
+    groups = [(_places(law, draft_length, length), size) for length, count in Counter(lengths).items() for size in _parts(count)]
+    each = [_left_of(places, count, tokens, draft_length, low) for places, count in groups]
+    by_chance = [np.einsum("r,frk->fk", weight, power) for weight, power in each[0]] if len(each) == 1 else _of_groups(each)
+    # By whether any draft was kept as a whole, sequences, and positions alone or with less room.
+    both = np.stack(by_chance, axis=1)
+    chances = np.zeros((2, len(by_chance), tokens, draft_length + 1))
+    chances[..., draft_length] = both[..., :tokens]
+    chances[:, :, low:, :draft_length] = both[..., tokens:].reshape(2, len(by_chance), tokens - low, draft_length)
     chances[:, 0] = 0.0
     chances = np.diff(np.diff(chances, axis=2, prepend=0.0), axis=3, prepend=0.0)
     chances[1] -= chances[0]
     return chances
 
 
+_few_rounds_by_place = lru_cache(maxsize=128)(_rounds_by_place)
+"""The same of batches of few sequences, whatever passes cost."""
+_FEW = 64
+_MOST_ALIKE = 500
+"""Sequences of which binomial coefficients can be computed."""
+
+
 def _parts(count: int) -> list[int]:
-    """So many sequences in groups of which binomial coefficients can be computed."""
+    """So many sequences in groups of at most `_MOST_ALIKE`."""
     return [_MOST_ALIKE] * (count // _MOST_ALIKE) + [count % _MOST_ALIKE] * (count % _MOST_ALIKE > 0)
 
 
-_MOST_ALIKE = 500
-
-
-def _left_of(each: _Places, count: int, rounds: int, tokens: int, draft_length: int, low: int) -> list[Floats]:
-    """For each number of `count` alike sequences the chance that so many are left, none of them beyond a position, and then none
-    with more room than so many tokens either; arrays (no draft kept as a whole, any; round; position, then position and room).
+def _left_of(each: _Places, count: int, tokens: int, draft_length: int, low: int) -> Iterator[tuple[Floats, Floats]]:
+    """For each number of `count` alike sequences two factors of the chance that so many are left, none of them beyond a position,
+    and then none with more room than so many tokens either: by round, and of the shape (2, rounds, positions, then positions and
+    room), first with no draft kept as a whole, then with any.
     """
-    chance = np.zeros((2, rounds, tokens))
+    chance = np.zeros((2, tokens, tokens))
     chance[:, : each.length, : each.length] = each.chance
     chance[1] += chance[0]
     until = np.cumsum(chance, axis=2)
-    before = np.concatenate([np.zeros((2, rounds, 1)), until], axis=2)
+    before = np.concatenate([np.zeros((2, tokens, 1)), until], axis=2)
     first = np.maximum(each.length - 1 - np.arange(draft_length), 0)  # the first position with no more than so much room
     within = np.maximum(until[:, :, low:, None] - before[:, :, None, first], 0.0)
-    alone = np.concatenate([until, within.reshape(2, rounds, -1)], axis=2)
-    ended = np.ones(rounds)
+    alone = np.concatenate([until, within.reshape(2, tokens, -1)], axis=2)
+    ended = np.ones(tokens)
     ended[: each.length] = each.ended
-    power, found = np.ones_like(alone), []
-    for left_ in range(count + 1):
-        found.append(power * (math.comb(count, left_) * ended ** (count - left_))[:, None])
+    power = np.ones_like(alone)
+    for number in range(count + 1):
+        yield math.comb(count, number) * ended ** (count - number), power
         power = power * alone
-    return found
 
 
-def _joined(one: list[Floats], other: list[Floats]) -> list[Floats]:
-    """Chances of the number of sequences of two groups together."""
-    found: list[Any] = [0.0] * (len(one) + len(other) - 1)
-    for i, here in enumerate(one):
-        for j, there in enumerate(other):
-            found[i + j] = found[i + j] + here * there
-    return found
+def _of_groups(groups: Sequence[Iterable[tuple[Floats, Floats]]]) -> list[Floats]:
+    """Sums over rounds of the chances of the number of sequences of several groups together."""
+    found: list[Any] = [1.0]
+    for group in groups:
+        more = [weight[:, None] * power for weight, power in group]
+        sums: list[Any] = [0.0] * (len(found) + len(more) - 1)
+        for (i, here), (j, there) in itertools.product(enumerate(found), enumerate(more)):
+            sums[i + j] = sums[i + j] + here * there
+        found = sums
+    return [np.asarray(each.sum(axis=1)) for each in found]
 
 
 def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: StepCosts) -> Moments:
@@ -267,19 +270,30 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Step
     each = [_rounds_and_drafted(law, parameters.draft_length, length) for length in lengths]
     price = prices(cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate)
     time = busy = operations = 0.0
-    for batch, rounds in zip(parameters.batches(tokens), rounds_of(parameters, tokens, law), strict=True):
-        operations += float((rounds * price.operations[: len(rounds)]).sum())
-        if cost.uniform:
-            time += float((rounds * price.time[: len(rounds)]).sum())
-            busy += float((rounds * price.busy[: len(rounds)]).sum())
-            continue
-        assert isinstance(law, Chain | Rounds)
-        placed = _rounds_by_place(law, parameters.draft_length, tuple(sorted(batch.values())))
-        _, left_, until, _ = placed.shape
-        time, busy = (
-            total + float((placed * of[:, :left_, :until]).sum()) for total, of in ((time, price.time), (busy, price.busy))
-        )
+    for batch, rounds in zip(parameters.batches(tokens), _expected_rounds(parameters, tokens, law, cost), strict=True):
+        where = (slice(len(batch) + 1),) if cost.uniform else (slice(None), slice(len(batch) + 1), slice(max(batch.values())))
+        time += float((rounds * price.time[where]).sum())
+        busy += float((rounds * price.busy[where]).sum())
+        operations += float(((rounds if cost.uniform else rounds.sum(axis=(0, 2))) * price.operations[: len(batch) + 1]).sum())
     return Moments(time, float("nan"), busy, operations, *(sum(values) for values in zip(*each, strict=True)))
+
+
+def _expected_rounds(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: StepCosts) -> Iterator[Floats]:
+    """The expected rounds of each batch, by what their prices are by."""
+    if cost.uniform:
+        yield from rounds_of(parameters, tokens, law)
+        return
+    known = _with_closed_form(law)
+    for batch in parameters.batches(tokens):
+        lengths = tuple(sorted(batch.values()))
+        yield (_few_rounds_by_place if len(lengths) <= _FEW else _rounds_by_place)(known, parameters.draft_length, lengths)
+
+
+def _with_closed_form(law: AcceptanceLaw) -> Chain | Rounds:
+    if not isinstance(law, Chain | Rounds):
+        remedy = "ask for views = ['paths'], or for batching = 'continuous'"
+        raise checks.ParameterError(f"this law of outcomes has no closed form for static batches; {remedy}")
+    return law
 
 
 @lru_cache(maxsize=64)
