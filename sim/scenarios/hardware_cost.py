@@ -297,8 +297,8 @@ def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, units:
     served: tuple[tuple[str, Hardware], ...] = tuple((role, Served(of, cost.step_of(role))) for role, of in models.items())
     extra += (("dispatch_law", cost.dispatch_law),)
     seconds = _prices(
-        served, parameters.full_batch, _others_at(parameters, tokens), tokens // 2, parameters.handover_layer, cost.prompt, cost.busy,
-        cost.link_s, cost.promotion_s, extra, 1 / cost.tensor_parallel if apart else 1.0,
+        served, parameters.full_batch, _others_at(parameters, tokens), tokens // 2, parameters.handover_layer, cost.prompt,
+        cost.busy, cost.link_s, cost.promotion_s, extra, 1 / cost.tensor_parallel if apart else 1.0,
     )  # fmt: skip
     _refuse_no_time(seconds)
     alone = _one_device(cost, tokens, parameters)
