@@ -151,32 +151,29 @@ class Parameters(MethodParameters):
             return self._demand_of_tree(cost, at, tokens)
         if self.form == "eager":
             return self._eager_demand(cost, at, tokens)
-        gaps = {self.exit_layer} | ({max(self.exit_layer, self.layers - self.exit_layer)} if tokens > 1 else set())
-        units = 1
-        for gap in gaps:
-            rest, run = cost.times(main_process(gap, self.layers), at), cost.times(self.sub_process(self.layers - gap), at + 1)
+        later, units = at if cost.uniform else at[1:], 1  # behind a match
+        gaps = [(self.exit_layer, at), (max(self.exit_layer, self.layers - self.exit_layer), later)]
+        for gap, where in gaps[: min(tokens, 2)]:
+            rest = cost.times(main_process(gap, self.layers), where)
+            run = cost.times(self.sub_process(self.layers - gap), where + 1)
             units = max(units, int((np.where(run > 0, self.sub_processes, 1) + (cost.link < rest)).max()))
         return Demand(units, self.sub_processes if cost.link else 1)
 
     def _eager_demand(self, cost: StepCosts, at: NDArray[np.intp], tokens: int) -> Demand:
         exit_layer, subs = self.exit_layer, self.sub_processes
-        rest = cost.times(main_process(exit_layer, self.layers), at)
+        rest, whole = cost.times(main_process(exit_layer, self.layers), at), cost.times(self.sub_process(exit_layer), at + 1)
         run = rest - cost.link  # for so long a sub-process has been at work when it is stopped
         transfers = subs if cost.link else 1
-        last = slice(None) if cost.uniform else slice(-1)  # nothing comes behind the last token
-        if tokens > 1:
-            next_sent = cost.times(main_process(0, exit_layer), at[last] + 1) + cost.dispatching(subs)
-            if np.any(cost.link > next_sent + rest[last]):  # they are sent while these are under way, wanted or not
-                transfers = max(transfers, 2)
-        if np.all(run <= 0):  # they arrive when it is known which one is right
-            return Demand(1, transfers)
-        busy = np.any(cost.times(self.sub_process(exit_layer), at + 1) > 0)
-        stopped = None
-        if tokens > 1:
-            end = cost.times(self.sub_process(exit_layer), at[last] + 1)
-            marks = (cost.times(self.sub_process(layers), at[last] + 1) for layers in range(exit_layer + 1))
-            stopped = _within(run[last], end, [(0 * end, end, marks)])
-        return Demand((subs if busy else 1) + 1, transfers, stopped)
+        # Where it is none they arrive when it is known which one is right.
+        units = 1 + int(np.where(run > 0, np.where(whole > 0, subs, 1), 0).max())
+        if tokens == 1:
+            return Demand(units, transfers)
+        but_last = slice(None) if cost.uniform else slice(-1)  # behind the last token comes nothing
+        at, rest, whole, run = at[but_last], rest[but_last], whole[but_last], run[but_last]
+        if np.any(cost.link > cost.times(main_process(0, exit_layer), at + 1) + cost.dispatching(subs) + rest):
+            transfers = max(transfers, 2)  # the next round's are sent while these are under way, wanted or not
+        marks = (cost.times(self.sub_process(layers), at + 1) for layers in range(exit_layer + 1))
+        return Demand(units, transfers, _within(run, whole, [(0 * whole, whole, marks)]))
 
     def _demand_of_tree(self, cost: StepCosts, starts: NDArray[np.intp], tokens: int) -> Demand:
         """That of the nested form, whose processes send out their own after `before`."""
@@ -197,19 +194,19 @@ class Parameters(MethodParameters):
             births.append(births[-1] + before(0 if cost.uniform else len(births)) + cost.link)
         births = births[:-1] if units <= checks.MAX_UNITS else births[:1]
         transfers = k if cost.link else 1
-        if not births or tokens == 1:
+        if tokens == 1:
             return Demand(units, transfers)
-        born = np.stack(births)
-        at = starts + (0 if cost.uniform else 1 + np.arange(len(births))[:, None])
+        but_last = slice(None) if cost.uniform else slice(-1)  # behind the last token comes nothing
+        born, life, until = np.reshape(births, (-1, starts.size))[:, but_last], life[but_last], until[but_last]
+        at = starts[but_last] + (0 if cost.uniform else 1 + np.arange(len(births))[:, None])
         below = cost.times(main_process(0, exit_layer), at)
-        if cost.link:
-            # What is under way when the first process has ended and begins anew may still be when that sends.
-            sent = born + below + dispatching
-            last_sent = np.maximum(before(0), np.where(sent < until, sent, 0.0).max(axis=0))
-            anew = life + before(0 if cost.uniform else 1)
-            transfers += k == 1 and bool(np.any(last_sent + cost.link > anew * (1 + _ROUNDING)))
         second = below + dispatching
         end = second + cost.times(main_process(exit_layer, layers), at)
+        if cost.link:
+            # What is under way when the first process has ended and begins anew may still be when that sends.
+            sent = np.maximum(before(0)[but_last], np.where(born + second < until, born + second, 0.0).max(axis=0, initial=0.0))
+            anew = life + before(0 if cost.uniform else 1)[but_last]
+            transfers += k == 1 and bool(np.any(sent + cost.link > anew * (1 + _ROUNDING)))
         to_exit = (cost.times(PassShape(LayerSpan(0, layer)), at) for layer in range(exit_layer + 1))
         behind = (second + cost.times(PassShape(LayerSpan(exit_layer, layer)), at) for layer in range(exit_layer, layers + 1))
         stretches: list[_Stretch] = [(0 * end, below, to_exit), (below, second, ()), (second, end, behind)]

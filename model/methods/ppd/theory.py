@@ -519,7 +519,7 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
     (400.0, 1000.0)
     """
     steps = stages(parameters, cost, tokens)
-    time, busy = np.max([stage.time for stage in steps], axis=0), np.max([stage.busy for stage in steps], axis=0)
+    time, busy = (np.max(np.array(each), axis=0) for each in list(zip(*steps, strict=True))[:2])
     return (tokens * float(time), tokens * float(busy)) if cost.uniform else (float(time.sum()), float(busy.sum()))
 
 
