@@ -13,6 +13,7 @@ from model.architectures.transformer import Shape, preset
 from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import Floats, PassShape, StepCosts
 from model.hardware.interpolation import Estimate
+from model.steps import Forward
 
 
 def estimate(seconds: ArrayLike, error: float = 0.0) -> Estimate:
@@ -96,6 +97,10 @@ class Scattered(StepCosts):
             rng = np.random.default_rng([self.seed, zlib.crc32(repr(shape).encode())])
             self._drawn[shape] = rng.uniform(0.5, 4.0, self.positions) * (not empty)
         return np.asarray(self._drawn[shape][np.asarray(at)])
+
+    def layer_times_of(self, step: Forward) -> list[float]:
+        size = step.layers.size
+        return [self.forward(step) / size] * size
 
     def dispatching(self, processes: int) -> float:
         return self.dispatch * processes

@@ -489,7 +489,8 @@ def _of_form(form: str, points: PredictionPoints) -> Prediction:
     exit_layer = points.of_choices(lambda each: each.parameters.exit_layer)
     candidates = points.of_choices(lambda each: 1 if each.parameters.batched else each.parameters.candidates)
     tokens = points.of_choices(lambda each: each.tokens)
-    closed = _closed_form(form, layers, exit_layer, candidates, tokens, points.of_laws(lambda law: law.rate))
+    rate = points.of_laws(lambda law: float(law.rate) if isinstance(law, Iid) else float("nan"))  # others are of other points
+    closed = _closed_form(form, layers, exit_layer, candidates, tokens, rate)
     lacking = np.flatnonzero(np.isnan(closed.latency_variance) | np.isnan(closed.units_ratio))
     if not 0 < lacking.size <= _MOST_SUMMED:
         return closed
@@ -519,8 +520,11 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
     (400.0, 1000.0)
     """
     steps = stages(parameters, cost, tokens)
-    time, busy = (np.max(np.array(each), axis=0) for each in list(zip(*steps, strict=True))[:2])
-    return (tokens * float(time), tokens * float(busy)) if cost.uniform else (float(time.sum()), float(busy.sum()))
+    if cost.uniform:
+        return tokens * max(float(step.time) for step in steps), tokens * max(float(step.busy) for step in steps)
+    # Only in the first stage is the first token decoded.
+    time, busy = (np.array(each)[:, 1:].max(axis=0).sum() + each[0][0] for each in list(zip(*steps, strict=True))[:2])
+    return float(time), float(busy)
 
 
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
