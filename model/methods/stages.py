@@ -57,9 +57,12 @@ def moments_of_points(points: Sequence[StagePoint]) -> Floats:
     """`moments` of many decodings, shape (4, points): those with as many tokens that walk alike go together."""
     found = np.empty((4, len(points)))
     together: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    counts: dict[tuple[int, int], Floats] = {}
     for index, (steps, n, law) in enumerate(points):
         if len(steps) == 2 and not by_position(steps):
-            found[:, index] = _moments_of_counts(steps, n, law)
+            if (n, id(law)) not in counts:
+                counts[n, id(law)] = law.pmf(n - 1)
+            found[:, index] = _moments_of_counts(steps, n, counts[n, id(law)])
         elif isinstance(law, Replay):
             time, busy = sums(steps, [law.first(n - 1).T], n, len(law.records))
             found[:, index] = time.mean(), time.var(), busy.mean(), (busy / time).mean()
@@ -71,10 +74,9 @@ def moments_of_points(points: Sequence[StagePoint]) -> Floats:
     return found
 
 
-def _moments_of_counts(steps: tuple[Stage, ...], n: int, law: Law) -> tuple[float, float, float, float]:
-    """Where time is a matter of the number of matches alone."""
-    miss, match = steps
-    mass, matches = law.pmf(n - 1), np.arange(n)
+def _moments_of_counts(steps: tuple[Stage, ...], n: int, mass: Floats) -> tuple[float, float, float, float]:
+    """Where time is a matter of the number of matches alone, given the law of that."""
+    (miss, match), matches = steps, np.arange(n)
     time = n * miss.time + matches * (match.time - miss.time)
     busy = n * miss.busy + matches * (match.busy - miss.busy)
     mean = float(mass @ time)
