@@ -122,7 +122,7 @@ def filling_times(parameters: Parameters, cost: StepCosts, place: int, most: int
     """
     rows = np.arange(1, most + 1)
     layer = LayerSpan(parameters.layers - 1, parameters.layers, kv_only=True)
-    return np.concatenate([[0.0], cost.times(PassShape(layer, width=rows, joins=True), place - rows)])
+    return np.asarray(np.concatenate([[0.0], cost.times(PassShape(layer, width=rows, joins=True), place - rows)]))
 
 
 class Columns(NamedTuple):
@@ -220,7 +220,7 @@ def work(parameters: Parameters, tokens: int, law: Depths | None) -> Work:
 
 
 def _once(place: int) -> Floats:
-    return np.minimum(np.arange(place + 1.0), 1.0)
+    return np.asarray(np.arange(place + 1.0) > 0, dtype=np.float64)
 
 
 def _each(place: int) -> Floats:
