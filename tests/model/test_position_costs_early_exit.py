@@ -16,12 +16,14 @@ from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds, share_of_rows
 from model.costs.step_costs import StepCosts
 from model.hardware.cost_models import UniformLayers
+from model.hardware.profile_costs import ProfileCosts
 from model.interpret.world import Lossy
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.early_exit import paths, theory
 from model.methods.early_exit.finite_early_exit import Depths, decodings, moments
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
+from tests.support.comparisons import profile
 from tests.support.exact import near
 from tests.support.position_costs import growing
 
@@ -154,3 +156,14 @@ def test_the_slowest_fills_in_dear_rows() -> None:
     cost = UnitCost(3, propagation=9.0, verify_cost=((1, 1.0), (2, 3.0)))
     assert clock(parameters, [[1, 1, 3]], 3, cost) == 1 + 1 + 3 + 2 * 27
     assert theory.slowest(parameters, 3, cost)[0] == 3 * 3 + 3 * (9 + 27)
+
+
+@pytest.mark.parametrize("measure", early_exit.MEASURES)
+@pytest.mark.parametrize("fill", early_exit.FILLS)
+def test_a_profile_may_know_early_heads_and_rows_by_themselves(measure: str, fill: str) -> None:
+    known = profile("target", wider=0.05, further=0.4, head=7e-4, early_head=3e-4, kv_rows=2e-4, step=1e-3, embedding=1e-4)
+    cost = PassSeconds({"target": ProfileCosts(known)}, prompt=10, state_check=1e-4)
+    parameters = early_exit.Parameters(cost.layers, measure, 2, fill=fill)
+    depths = np.random.default_rng(5).integers(1, cost.layers + 1, (2, 1, 20))
+    want = [clock(parameters, each.tolist(), 20, cost) for each in depths]
+    assert near(decodings(parameters, 20, tiles(depths), cost, 2), want, rtol=1e-12)
