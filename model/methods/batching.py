@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, plain_work
 from model.methods.method_parameters import LOCKSTEP, STATIC, MethodParameters
 from model.steps import Batch, Forward, LayerSpan, Steps
@@ -106,12 +108,12 @@ class StaticBatching(MethodParameters):
         """The same choice with no sequence longer than `tokens`."""
         return self if self.lengths is None else replace(self, lengths=tuple(min(length, tokens) for length in self.lengths))
 
-    def plain_time(self, tokens: int, cost: UnitCost) -> float:
-        """Time of plain decoding of the same sequences in the same batches [layer-times]."""
+    def plain_time(self, tokens: int, cost: StepCosts) -> float:
+        """Time of plain decoding of the same sequences in the same batches."""
         if self.roles and self.decoded_sequences == 1:
             return super().plain_time(tokens, cost)
-        slowdowns = {width: cost.slowdown(width, width) for width in {width for _, width in self.columns(tokens)}}
-        return sum(cost.target_pass * slowdowns[width] for _, width in self.columns(tokens))
+        position, sequences = (np.array(column) for column in zip(*self.columns(tokens), strict=True))
+        return float(sum(cost.plain_times(position[sequences == each], each).sum() for each in np.unique(sequences).tolist()))
 
     def plain_work(self, tokens: int) -> Work:
         """Work of plain decoding of the same sequences in the same batches."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 
 
 class Demand(NamedTuple):
@@ -22,6 +22,6 @@ class Demand(NamedTuple):
     """Where a process may be that is stopped while it works: between its `layers` alone, or `anywhere`."""
 
 
-def of_one_process(units: int, cost: UnitCost) -> Demand:
+def of_one_process(units: int, cost: StepCosts) -> Demand:
     """The demand of a single process, which does one thing at a time: it lacks a unit only where going there takes time."""
     return Demand(units if cost.link else 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.methods.demand import Demand, of_one_process
 from model.methods.method_parameters import MethodParameters
 
@@ -53,6 +53,6 @@ class DraftModel(MethodParameters):
         """Compute units that it reserves."""
         return 1 + self.separate_units
 
-    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+    def demand(self, cost: StepCosts, tokens: int) -> Demand:
         """The most that it may want at once: it is one process."""
         return of_one_process(self.units, cost)

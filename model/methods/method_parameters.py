@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, plain_work
 from model.methods.demand import Demand
 
@@ -165,9 +165,10 @@ class MethodParameters:
         """Whether it never wants more units than `units`, whatever anything costs."""
         return True
 
-    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+    def demand(self, cost: StepCosts, tokens: int) -> Demand:
         """The most that its processes may want at once; for a method that does not say, the most that its units could want.
 
+        >>> from model.costs.layer_times import UnitCost
         >>> from model.methods.ppd.algorithm import Parameters
         >>> Parameters(40, 20, 3).demand(UnitCost(40, link=1.0), 128)
         Demand(units=4, transfers=3, stopped=None)
@@ -257,9 +258,9 @@ class MethodParameters:
         """Whether it can decode real batches: static ones, all of whose sequences are decoded."""
         return False
 
-    def plain_time(self, tokens: int, cost: UnitCost) -> float:
-        """Time of plain decoding of the same sequences in the same batches [layer-times]."""
-        return tokens * cost.target_pass
+    def plain_time(self, tokens: int, cost: StepCosts) -> float:
+        """Time of plain decoding of the same sequences in the same batches."""
+        return cost.plain_time(tokens)
 
     def plain_work(self, tokens: int) -> Work:
         """Work of plain decoding of the same sequences in the same batches."""
@@ -293,6 +294,6 @@ class MethodParameters:
         """The same choice with no sequence longer than `tokens`."""
         return self
 
-    def with_costs(self, cost: UnitCost) -> Self:
+    def with_costs(self, cost: StepCosts) -> Self:
         """The same choice, where it decides by costs: those that it was not given are the scenario's."""
         return self

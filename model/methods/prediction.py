@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 
 Floats = NDArray[np.float64]
 
@@ -20,7 +20,7 @@ class MethodChoice(NamedTuple):
     parameters: Any
     """Of the method's own class."""
     tokens: int
-    cost: UnitCost
+    cost: StepCosts
 
 
 @dataclass(frozen=True)

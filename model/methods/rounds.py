@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.outcomes.outcome_laws import Bools, Chain, Floats, Law, Outcomes, Replay, ReplayChances
 
 Bytes = NDArray[np.uint8]
@@ -192,12 +192,29 @@ AcceptanceLaw = Law | RoundLaw
 
 
 class RoundPrices(NamedTuple):
-    """What a round takes, by how many tokens it drafts: 0, 1, 2, ..."""
+    """What a round takes, by how many tokens it drafts: 0, 1, 2, ...
+
+    `time` and `busy` have the shape (longest + 1,), or (2, positions, longest + 1) where passes take other times elsewhere: then
+    first by whether the draft of the round before was kept as a whole, and second by the position at which the round starts.
+    After such a draft the first draft pass reads two tokens: the last of that draft, too.
+    """
 
     time: Floats
     busy: Floats
     operations: Floats
-    """Arithmetic, in that of a token in a pass of the target."""
+    """Arithmetic, in that of a token in a pass of the target; shape (longest + 1,)."""
+
+    @property
+    def uniform(self) -> bool:
+        """Whether a round takes the same time at every position."""
+        return self.time.ndim == 1
+
+    def taken(self, after_whole: Bools, start: NDArray[np.int64], drafted: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Time and unit-time of rounds that start at these positions and draft so many tokens; `after_whole` says after which a
+        draft was kept as a whole.
+        """
+        where: Any = drafted if self.uniform else (after_whole.astype(np.intp), start, drafted)
+        return self.time[where], self.busy[where]
 
 
 class Tally(NamedTuple):
@@ -229,9 +246,24 @@ def fixed(
     reached = np.zeros(draft_length + 1, dtype=np.int64)  # positions whose place in the draft is 0, 1, 2, ...
     tile = np.zeros((_ROWS, replications), dtype=np.uint8)  # that place, position by position
     phase, going_on = np.zeros(replications, dtype=np.uint8), np.empty(replications, dtype=np.bool_)
+    spent, last = np.zeros((2, replications)), np.zeros(replications, dtype=np.bool_)  # the last round's draft was kept as a whole
+
+    def charge(starting: Bools, rows: Bytes, first: int) -> None:
+        """Add what rounds take that start at these rows, where that depends on their positions."""
+        nonlocal last
+        start = first + np.arange(len(rows))
+        drafted = np.minimum(draft_length, tokens - 1 - start) if cut else np.full(len(rows), draft_length)
+        whole = (rows == draft_length) & (draft_length > 0)
+        after_whole = starting & np.concatenate([last[None], whole[:-1]])
+        last = whole[-1]
+        for total, price in zip(spent, (prices.time, prices.busy), strict=True):
+            usual, more = price[0, start, drafted], price[1, start, drafted]
+            total += usual @ starting.astype(np.float64) + (more - usual) @ after_whole.astype(np.float64)
 
     def count(rows: Bytes, first: int) -> None:
         starting = rows == 0
+        if not prices.uniform:
+            charge(starting, rows, first)
         full = max(min(whole - first, len(rows)), 0)
         np.add(starts, np.add.reduce(starting[:full].view(np.uint8), axis=0, dtype=np.uint8), out=starts)
         for row in range(full, len(rows)):
@@ -255,10 +287,12 @@ def fixed(
         phase += 1
         phase *= going_on.view(np.uint8)
     rounds, drafted = starts + late.sum(axis=0), starts * draft_length
-    time, busy, operations = (starts * price[draft_length] for price in prices)
+    operations = starts * prices.operations[draft_length]
+    time, busy = (starts * prices.time[draft_length], starts * prices.busy[draft_length]) if prices.uniform else spent
     for remaining, starting in enumerate(late):
-        time += starting * prices.time[remaining]
-        busy += starting * prices.busy[remaining]
+        if prices.uniform:
+            time += starting * prices.time[remaining]
+            busy += starting * prices.busy[remaining]
         operations += starting * prices.operations[remaining]
         drafted += starting * remaining
     return Tally(time, busy, operations, rounds, drafted, reached - np.append(reached[1:], 0))
@@ -292,7 +326,8 @@ def varying(
     start, everyone = np.zeros(replications, dtype=np.int64), np.arange(replications)
     limit = np.minimum(lengths.length, tokens - 1)
     time, busy, operations, rounds, drafted_in_all = np.zeros((5, replications))
-    counts = np.zeros(len(prices.time), dtype=np.int64)
+    after_whole = np.zeros(replications, dtype=np.bool_)  # whether the draft before was kept as a whole
+    counts = np.zeros(len(prices.operations), dtype=np.int64)
     for position in range(tokens):
         place = position - start
         ends = place == limit  # the target's own token, behind a whole draft
@@ -306,13 +341,15 @@ def varying(
             drafted = np.minimum(drafted, unsure[position, which] + 1 - start[which])
             # A kept token of which the draft is unsure is its last.
             limit = np.where(~ends & (doubts[position] >= 2), place + 1, limit)
-        time[which] += prices.time[drafted]
-        busy[which] += prices.busy[drafted]
+        took, held = prices.taken(after_whole[which], start[which], drafted)
+        time[which] += took
+        busy[which] += held
         operations[which] += prices.operations[drafted]
         rounds[which] += 1
         drafted_in_all[which] += drafted
         counts += np.bincount(accepted, minlength=len(counts))
         lengths.learn(which, accepted, drafted)
+        after_whole[which] = (accepted == drafted) & (drafted > 0)
         start[which] = position + 1
         limit[which] = np.minimum(lengths.length[which], tokens - 2 - position)
     return Tally(time, busy, operations, rounds, drafted_in_all, counts)
@@ -325,23 +362,47 @@ def _next_unsure(doubts: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.asarray(np.minimum.accumulate(found[::-1])[::-1])
 
 
-def round_prices(cost: UnitCost, longest: int, *, separate: bool = False, texts: int = 1) -> RoundPrices:
+def round_prices(cost: StepCosts, longest: int, *, tokens: int = 1, separate: bool = False, sequences: int = 1) -> RoundPrices:
     """What a round takes that drafts 0, 1, ..., `longest` tokens: so many passes of the draft model, and one of the target.
 
-    Where the models are on units `separate`, a round takes the link twice, to the draft model and back; without drafts not at all.
-    With several `texts` each pass is over as many tokens of each. Arithmetic as in Theorem 3.11 of [Leviathan2023]: gamma + 1
-    tokens in the target, gamma in the draft model.
+    It starts at one of the positions below `tokens`, if that makes a difference. Where the models are on units `separate`, a round
+    takes the link twice, to the draft model and back; without drafts not at all. With several `sequences` each pass is over as many
+    tokens of each. Arithmetic as in Theorem 3.11 of [Leviathan2023]: gamma + 1 tokens in the target, gamma in the draft model.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> prices = round_prices(UnitCost(40, cost_ratio=0.1, link=2.0, operations_ratio=0.5), 2, separate=True)
     >>> [each.tolist() for each in prices]
     [[40.0, 48.0, 52.0], [40.0, 44.0, 48.0], [1.0, 2.5, 4.0]]
     """
     drafted = np.arange(longest + 1.0)
-    draft = cost.required("draft") * cost.draft_slowdown(texts)
-    verify = cost.target_pass * cost.slowdowns(np.arange(1, longest + 2) * texts, texts)
-    time, busy = (drafted * draft * share + verify for share in (1.0, cost.draft_devices))
-    operations = texts * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
-    return RoundPrices(time + np.where(drafted > 0, 2 * cost.link * separate, 0.0), busy, operations)
+    operations = sequences * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
+    link = np.where(drafted > 0, 2 * cost.link * separate, 0.0)
+    widths = np.arange(1, longest + 2)
+    if cost.uniform:
+        drafts, verify = drafted * cost.draft_times(sequences=sequences), cost.verify_times(widths, sequences=sequences)
+    else:
+        start = np.arange(tokens)
+        usual = drafts_from(cost, longest, tokens, sequences=sequences)
+        more = reread_times(cost, tokens, sequences=sequences)[:, None]
+        drafts = np.stack([usual, usual + np.where(drafted > 0, more, 0.0)])
+        verify = np.stack([cost.verify_times(int(width), start, sequences) for width in widths], axis=1)
+    return RoundPrices(drafts + verify + link, drafts * cost.draft_devices + verify, operations)
+
+
+def drafts_from(cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
+    """Time of 0, 1, ..., `longest` draft passes over one token from each position on; shape (tokens, longest + 1)."""
+    start, drafted = np.arange(tokens), np.arange(longest + 1)
+    until = np.concatenate([[0.0], np.cumsum(cost.draft_times(np.arange(tokens + longest), role=role, sequences=sequences))])
+    return np.asarray(until[start[:, None] + drafted] - until[start][:, None])
+
+
+def reread_times(cost: StepCosts, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
+    """By how much a draft pass at each position takes longer if it reads the token before, too; shape (tokens,), 0 at the first."""
+    start = np.arange(1, tokens)
+    narrow, wide = (
+        cost.draft_times(at, role=role, width=width, sequences=sequences) for width, at in ((1, start), (2, start - 1))
+    )
+    return np.concatenate([[0.0], wide - narrow])
 
 
 def slowest_of(tokens: int, prices: RoundPrices) -> tuple[float, float]:
@@ -436,7 +497,7 @@ def starts(draft_length: int, tokens: int, law: Chain | Rounds) -> Starts:
     [[1.0, 0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0, 0.0]]
     """
     steps = _RoundSteps([(draft_length, tokens, law)])
-    [mass] = steps.forward(np.zeros((tokens, 1)), first=False)
+    mass = steps.forward(np.zeros((tokens, 1))).mass
     count, behind_whole = steps.count[:, 0], np.zeros(tokens + 1)
     np.add.at(behind_whole, np.arange(tokens) + 1 + count, (mass * steps.whole).sum(axis=1)[:, 0] * (count > 0))
     return Starts(mass.sum(axis=1)[:, 0], behind_whole[:tokens])
@@ -484,44 +545,87 @@ class _RoundSteps:
             ends[position[:, 0], self.count, each] += self.whole[:, before] * (1 - behind)
             self.goes_on[position[:, 0], before, self.count, each] = self.whole[:, before] * behind
 
-    def forward(self, times: Floats, *, first: bool = True) -> list[Floats]:
-        """The chance that a round starts at each position by the outcome before it, and with `first` the mean time until then on
-        these paths; `times` has what a round takes that starts there, shape (position, decoding).
+    def forward(self, times: Floats) -> _Visits:
+        """The chance that a round starts at each position, by the outcome before it, and the mean time until then.
+
+        `times` has what a round takes that starts at each position, shape (position, decoding); or (2, position, decoding): first
+        by whether the draft before it was kept as a whole.
         """
-        fields = 1 + first
         _, before, most, size = self.ends.shape
-        state = np.zeros((self.tokens + most, fields, before, size))
+        usual, more = (times, None) if times.ndim == 2 else (times[0], self._after_whole(times[1] - times[0]))
+        state = np.zeros((self.tokens + most, 2, before, size))
         state[0, 0, 0] = 1.0
         begun = self.begun[:, None, None]  # behind its last token no round of a decoding starts
-        found = np.empty((self.tokens, fields, before, size))
+        found = np.empty((self.tokens, 2, before, size))
+        each = np.arange(size)
         for start in range(self.tokens):
             found[start] = spent = state[start] * begun[start]
-            if first:
-                spent = spent.copy()
-                spent[1] += times[start] * spent[0]
+            spent = spent.copy()
+            spent[1] += usual[start] * spent[0]
             ahead = state[start + 1 : start + 1 + most]
             ends, goes_on = self.ends[start], None if self.goes_on is None else self.goes_on[start]
             for outcome in range(before):
                 ahead[:, :, 0] += spent[None, :, outcome] * ends[outcome][:, None]
                 if goes_on is not None:
                     ahead[:, :, 1] += spent[None, :, outcome] * goes_on[outcome][:, None]
-        return [found[:, field] for field in range(fields)]
+            if more is not None:  # what the next round takes more is entered where this one ends
+                added, count = spent[0] * more[start], self.count[start]
+                on = np.zeros_like(added) if goes_on is None else goes_on[:, count, each]
+                ahead[count, 1, 0, each] += (added * (self.whole[start] - on)).sum(axis=0)
+                if goes_on is not None:
+                    ahead[count, 1, 1, each] += (added * on).sum(axis=0)
+        return _Visits(found[:, 0], found[:, 1])
+
+    def _after_whole(self, more: Floats) -> Floats:
+        """Of what rounds at each position take more after a whole draft: that of the round which follows one that starts there."""
+        following = np.arange(self.tokens)[:, None] + 1 + self.count
+        inside, each = np.minimum(following, self.tokens - 1), np.arange(self.count.shape[1])
+        follows = (following < self.tokens) & self.begun[inside, each] & (self.count > 0)
+        return np.where(follows, more[inside, each], 0.0)
+
+    def sums(self, values: Floats, visits: _Visits) -> Floats:
+        """The mean sum of a value of each round, of the shape of `times`."""
+        mass = visits.mass.sum(axis=1)
+        if values.ndim == 2:
+            return np.asarray((mass * values).sum(axis=0))
+        whole = (visits.mass * self.whole).sum(axis=1)
+        return np.asarray((mass * values[0] + whole * self._after_whole(values[1] - values[0])).sum(axis=0))
+
+
+class _Visits(NamedTuple):
+    """Of rounds that start at each position, by the outcome before it: their chance, and the mean time until then where they do."""
+
+    mass: Floats
+    first: Floats
 
 
 def _moments_of_chains(choices: Sequence[RoundChoice]) -> list[Moments]:
     steps = _RoundSteps([(each.draft_length, each.tokens, each.law) for each in choices])  # type: ignore[misc]
     lengths, cut = np.array([each.draft_length for each in choices]), np.array([each.cut for each in choices])
     drafted = np.where(cut, steps.count, lengths)
-    table = np.zeros((3, len(choices), int(lengths.max()) + 1))
+    uniform = all(each.prices.uniform for each in choices)
+    shape = drafted.shape if uniform else (2, *drafted.shape)
+    time, busy, operations = np.zeros(shape), np.zeros(shape), np.zeros(drafted.shape)
     for index, each in enumerate(choices):
-        for row, price in zip(table, each.prices, strict=True):
-            row[index, : each.draft_length + 1] = price[: each.draft_length + 1]
-    time, busy, operations = table[:, np.arange(len(choices)), drafted]
-    mass, first = (each.sum(axis=1) for each in steps.forward(time))
-    mean = (mass * time).sum(axis=0)
-    square = (time * (2 * first + time * mass)).sum(axis=0)
-    totals = mean, np.maximum(square - mean**2, 0.0), *((mass * each).sum(axis=0) for each in (busy, operations, 1.0, drafted))
+        own = drafted[: each.tokens, index]
+        where: Any = own if each.prices.uniform else (slice(None), np.arange(each.tokens), own)
+        time[..., : each.tokens, index], busy[..., : each.tokens, index] = each.prices.time[where], each.prices.busy[where]
+        operations[: each.tokens, index] = each.prices.operations[own]
+    visits = steps.forward(time)
+    mean, square = steps.sums(time, visits), _squares(steps, time, visits)
+    rest = (steps.sums(each, visits) for each in (busy, operations, np.ones(drafted.shape), drafted))
+    totals = mean, np.maximum(square - mean**2, 0.0), *rest
     return [Moments(*values) for values in zip(*(each.tolist() for each in totals), strict=True)]
+
+
+def _squares(steps: _RoundSteps, time: Floats, visits: _Visits) -> Floats:
+    """The mean square of a decoding's time."""
+    mass, first = visits.mass.sum(axis=1), visits.first.sum(axis=1)
+    if time.ndim == 2:
+        return np.asarray((time * (2 * first + time * mass)).sum(axis=0))
+    usual, more = time[0], steps._after_whole(time[1] - time[0])
+    whole, until = ((each * steps.whole).sum(axis=1) for each in visits)
+    return np.asarray((usual * (2 * first + usual * mass) + more * (2 * until + (2 * usual + more) * whole)).sum(axis=0))
 
 
 def _of_records(draft_length: int, tokens: int, law: Replay | ReplayRounds, prices: RoundPrices, cut: bool) -> Moments:

@@ -6,29 +6,29 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.interpret.account import Work
 from model.methods.autoregressive.algorithm import Parameters
 from model.methods.prediction import Prediction
 from model.outcomes.outcome_laws import Law
 
 
-def predict(parameters: Parameters, tokens: ArrayLike, law: Law | None, cost: UnitCost) -> Prediction:
+def predict(parameters: Parameters, tokens: ArrayLike, law: Law | None, cost: StepCosts) -> Prediction:
     """Time and unit-time are both the same constant; `law` is not looked at.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> float(predict(Parameters(40), 128, None, UnitCost(40)).latency)
     5120.0
     """
     n = checks.whole_array("tokens", tokens, 1)
-    d = checks.whole_array("layers", parameters.layers, 1)
-    latency = n * (d if cost.plain else cost.span(0, cost.layers) + cost.final_head)
+    latency = np.asarray(parameters.plain_time(int(n), cost))
     one = np.ones_like(latency)
     return Prediction(latency, 0 * one, latency, one, one, latency)
 
 
-def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds: of every one."""
-    return tokens * cost.target_pass, tokens * cost.target_pass
+    return (parameters.plain_time(tokens, cost),) * 2
 
 
 def work(parameters: Parameters, tokens: int, law: Law | None) -> Work:

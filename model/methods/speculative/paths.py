@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import cast
 
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.methods.rounds import Tally, fixed, round_prices
 from model.methods.speculative.algorithm import Parameters
 from model.methods.speculative.static_batches import decodings
@@ -20,7 +20,7 @@ LAST_MATTERS = False
 
 
 def walk(
-    parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[Outcomes] | Iterable[Iterator[Outcomes]]
+    parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[Outcomes] | Iterable[Iterator[Outcomes]]
 ) -> Tally:
     """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions, those of each
     text where there are several.
@@ -28,5 +28,5 @@ def walk(
     if parameters.decoded_sequences > 1:
         return decodings(parameters, tokens, cast("Iterable[Iterator[Outcomes]]", outcomes), cost, BLOCK)
     outcomes = cast("Iterator[Outcomes]", outcomes)
-    prices = round_prices(cost, parameters.draft_length, separate=parameters.placement == "separate")
+    prices = round_prices(cost, parameters.draft_length, tokens=tokens, separate=parameters.placement == "separate")
     return fixed(parameters.draft_length, tokens, outcomes, prices, BLOCK, cut=parameters.cut)

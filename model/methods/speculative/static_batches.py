@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.interpret.account import Totals, Work
 from model.methods.rounds import AcceptanceLaw, Moments, RoundPrices, Rounds, Tally, moments, round_prices
 from model.methods.speculative.algorithm import Parameters
@@ -32,16 +32,16 @@ class BatchPrices(NamedTuple):
     operations: Floats
 
 
-def prices(cost: UnitCost, longest: int, texts: int, *, separate: bool = False) -> BatchPrices:
+def prices(cost: StepCosts, longest: int, texts: int, *, separate: bool = False) -> BatchPrices:
     """`model.methods.rounds.round_prices` for each number of texts; without texts nothing is done.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> found = prices(UnitCost(40, cost_ratio=0.1, verify_cost=((1, 1.0), (4, 2.5))), 1, 2)
     >>> found.time.tolist()  # two texts: 1.5 for a token of each, 2.5 for two; 1.5 for the draft
     [[0.0, 0.0], [40.0, 64.0], [60.0, 106.0]]
     """
     counts, drafted = np.arange(1, texts + 1)[:, None], np.arange(longest + 1.0)
-    draft = drafted * cost.required("draft") * cost.draft_slowdowns(counts)
-    verify = cost.target_pass * cost.slowdowns((np.arange(longest + 1) + 1) * counts, counts)
+    draft, verify = drafted * cost.draft_times(sequences=counts), cost.verify_times(np.arange(1, longest + 2), sequences=counts)
     time, busy = (draft * share + verify for share in (1.0, cost.draft_devices))
     operations = counts * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
     time = time + np.where(drafted > 0, 2 * cost.link * separate, 0.0)
@@ -127,9 +127,10 @@ def _rounds_of_batch(law: Chain | Rounds, draft_length: int, lengths: tuple[int,
     return np.asarray(chance.sum(axis=0))
 
 
-def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: UnitCost) -> Moments:
+def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: StepCosts) -> Moments:
     """The moments of all batches together; the variance is nan where there is a batch of several texts.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
     >>> cost = UnitCost(40, cost_ratio=0.1)
     >>> static = Parameters(40, 3, sequences=8, batching="static")
@@ -160,13 +161,14 @@ def _rounds_and_drafted(law: AcceptanceLaw, draft_length: int, tokens: int) -> t
     return found.rounds, found.drafted
 
 
-def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: float) -> float:
+def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time: float) -> float:
     """Share of a static batch's time that is lost by waiting for its slowest sequence, given the rounds of all and its time.
 
     What is compared with is a batch of as many sequences that is kept full, in which each round takes what one of the full batch
     does: of equal lengths the speed-up is that of continuous batching, less this share. Below zero where cutting the last drafts
     short saves more than waiting costs.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
     >>> cost, static = UnitCost(40, cost_ratio=0.1), Parameters(40, 3, sequences=8, batching="static")
     >>> found = expected(static, 128, Iid(0.79), cost)
@@ -174,7 +176,7 @@ def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: 
     0.082
     """
     count, most = parameters.concurrent_sequences, parameters.draft_length
-    full = round_prices(cost, most, separate=parameters.placement == "separate", texts=count).time[most]
+    full = round_prices(cost, most, separate=parameters.placement == "separate", sequences=count).time[most]
     return 1 - rounds * float(full) / (count * time)
 
 
@@ -201,7 +203,7 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
 
 
 def decodings(
-    parameters: Parameters, tokens: int, outcomes: Iterable[Iterator[Outcomes]], cost: UnitCost, replications: int
+    parameters: Parameters, tokens: int, outcomes: Iterable[Iterator[Outcomes]], cost: StepCosts, replications: int
 ) -> Tally:
     """Many replications at once, from the outcomes of each text at its first positions.
 

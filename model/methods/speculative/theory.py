@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Totals, Work
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
@@ -44,14 +44,15 @@ Floats = NDArray[np.float64]
 # --- A decoding as a whole ------------------------------------------------------------------------------------------
 
 
-def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: UnitCost) -> Prediction:
-    """Exactly `tokens` tokens, truncated drafts and the law's memory included; times in layer-times.
+def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: StepCosts) -> Prediction:
+    """Exactly `tokens` tokens, truncated drafts and the law's memory included; times in the unit of the costs.
 
     On one unit a decoding is busy as long as it takes; on two, all but the links' time. Of static batches it is the time of all of
     them (`model.methods.speculative.static_batches`), and plain decoding is that of the same batches. In a batch that is kept full
     no draft is cut: with R sequences, at the prices of R (`UnitCost.of_batch`), l tokens of one take as many rounds as R(l) says,
     each of the same time, so that the speed-up is l T(R, 1) / (R(l) (T(R, gamma + 1) + T_d)); for many tokens R(l) is l / E[N].
 
+    >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
     >>> found = predict(Parameters(40, draft_length=7), 128, Iid(0.85), UnitCost(40, cost_ratio=0.117))
     >>> round(float(found.plain_latency / found.latency), 3)
@@ -67,7 +68,7 @@ def predict_points(points: PredictionPoints) -> Prediction:
     prices = []
     for parameters, tokens, cost in points.choices:
         parameters.check_tokens(tokens)
-        prices.append(round_prices(cost, parameters.draft_length, separate=parameters.placement == "separate"))
+        prices.append(round_prices(cost, parameters.draft_length, tokens=tokens, separate=parameters.placement == "separate"))
     chosen, laws, index = points.pairs()
     pairs = [(*points.choices[choice], points.laws[law]) for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True)]
     rounds = {
@@ -87,17 +88,17 @@ def predict_points(points: PredictionPoints) -> Prediction:
     return Prediction(*times, of_rounds.rounds, of_rounds.drafted, of_rounds.operations)
 
 
-def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds: a round puts out one token, of a batch one of each text that is left."""
     separate = parameters.placement == "separate"
     if parameters.decoded_sequences == 1:
-        return slowest_of(tokens, round_prices(cost, parameters.draft_length, separate=separate))
+        return slowest_of(tokens, round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate))
     price = static_batches.prices(cost, parameters.draft_length, parameters.concurrent_sequences, separate=separate)
     rounds = parameters.steps_of(tokens)
     return rounds * float(price.time.max()), rounds * float(price.busy.max())
 
 
-def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
     """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target.
 
     In a batch that drafts for all of its texts, of all tokens that the `account` has a projection of.
@@ -108,7 +109,7 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
 
 
-def straggler_loss(parameters: Parameters, cost: UnitCost, rounds: float, time: float) -> float | None:
+def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time: float) -> float | None:
     """Share of the time of static batches that is lost by waiting (`model.methods.speculative.static_batches`); None of other
     batches."""
     return None if parameters.concurrent_sequences == 1 else static_batches.straggler_loss(parameters, cost, rounds, time)
