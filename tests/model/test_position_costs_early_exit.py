@@ -102,7 +102,9 @@ def test_moments_are_those_over_all_outcomes(
         if chance:
             time = clock(parameters, table, tokens, cost)
             mean, square = mean + chance * time, square + chance * time * time
-    found = moments(parameters, tokens, None if fixed else law, cost)
+    prediction = theory.predict(parameters, tokens, None if fixed else law, cost)
+    found = float(prediction.latency), float(prediction.latency_variance)
+    assert prediction.busy == prediction.latency
     assert near(found[0], mean, rtol=1e-12)
     if parameters.fill == "propagate":
         assert near(found[1] + found[0] ** 2, square, rtol=1e-12)

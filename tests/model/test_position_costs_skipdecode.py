@@ -40,10 +40,10 @@ def choices(draw: st.DrawFn) -> tuple[skipdecode.Parameters, int]:
 def views(parameters: skipdecode.Parameters, tokens: int, cost: StepCosts) -> list[float]:
     """Latency by paths and formula, which is unit-time too."""
     time, busy = paths.walk(parameters, tokens, cost, iter(()))
-    latency, unit_time = theory.slowest(parameters, tokens, cost)
-    assert latency == unit_time
+    found = theory.predict(parameters, tokens, None, cost)
+    assert theory.slowest(parameters, tokens, cost) == (found.latency, found.busy) == (found.busy, found.latency)
     assert {*time} == {*busy}
-    return [float(time[-1]), latency]
+    return [float(time[-1]), float(found.latency)]
 
 
 @given(choices(), st.integers(0, 40))
