@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Account, Totals, Work
+from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import Prediction
 from model.methods.skipdecode.algorithm import ROUNDINGS as ROUNDINGS
 from model.methods.skipdecode.algorithm import Parameters, schedule, skipped
@@ -172,3 +173,13 @@ def layer_speedup(layers: ArrayLike, mean: ArrayLike) -> Floats:
 def _refuse_nothing(name: str, values: Floats) -> None:
     if np.any(values == 0):
         raise checks.ParameterError(f"{name} must be above 0, got 0.0; a token goes through a layer at least")
+
+
+# --- Real runs -------------------------------------------------------------------------------------------------------
+
+
+def paper_formula(runs: ComparedRuns) -> FormulaPoint:
+    """Time over plain decoding, if a token that goes through half of the layers takes half of the time."""
+    share = runs.layers_per_token() / runs.settings["layers"]
+    about = "the formula: layers of a token over all layers (counted)"
+    return FormulaPoint(runs.settings["min_layers"], share, "least layers of a token", about)
