@@ -50,8 +50,8 @@ class Depths:
         return int(self.pmf.shape[-1])
 
     @property
-    def by_place(self) -> bool:
-        """Whether places have laws of their own."""
+    def by_position(self) -> bool:
+        """Whether each position has a separate law."""
         return self.pmf.ndim == 2
 
     def cdf(self, places: int) -> Floats:
@@ -111,8 +111,8 @@ def column_times(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: 
     return times
 
 
-def filling_times(parameters: Parameters, cost: StepCosts, place: int, most: int) -> Floats:
-    """Time of making the rows that a layer lacks of the last 0, 1, ..., `most` positions before a place, in one pass over them.
+def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: int) -> Floats:
+    """Time of making the rows that a layer lacks of the last 0, 1, ..., `most` positions before this one, in one pass over them.
 
     It is the same for every layer.
 
@@ -122,30 +122,30 @@ def filling_times(parameters: Parameters, cost: StepCosts, place: int, most: int
     """
     rows = np.arange(1, most + 1)
     layer = LayerSpan(parameters.layers - 1, parameters.layers, kv_only=True)
-    return np.asarray(np.concatenate([[0.0], cost.times(PassShape(layer, width=rows, joins=True), place - rows)]))
+    return np.asarray(np.concatenate([[0.0], cost.times(PassShape(layer, width=rows, joins=True), position - rows)]))
 
 
 class Columns(NamedTuple):
-    """Columns of all batches: `counts[i]` are over `widths[i]` sequences at position `places[i]`, and take `times[i]` by depth."""
+    """Columns of all batches: `counts[i]` are over `widths[i]` sequences at `positions[i]`, and take `times[i]` by depth."""
 
-    places: Whole
+    positions: Whole
     widths: Whole
     counts: Whole
     times: Floats
 
 
-def priced_columns(parameters: Parameters, tokens: int, cost: StepCosts, *, placed: bool = True) -> Iterator[Columns]:
-    """All columns, in parts; where costs are `uniform` and it need not be known where columns stand, those of a width are one."""
-    apart = placed or not cost.uniform
-    found = Counter((place if apart else 0, width) for place, width in parameters.columns(tokens))
-    places, widths = np.array([*found]).T
+def priced_columns(parameters: Parameters, tokens: int, cost: StepCosts, *, apart: bool = True) -> Iterator[Columns]:
+    """All columns, in parts; where costs are `uniform`, positions are told `apart` or counted as one, 0."""
+    apart = apart or not cost.uniform
+    found = Counter((position if apart else 0, width) for position, width in parameters.columns(tokens))
+    positions, widths = np.array([*found]).T
     counts = np.array([*found.values()])
     known, which = np.unique(widths, return_inverse=True)
     prices = column_times(parameters, cost, known) if cost.uniform else None
     size = max(_PART // (parameters.layers + 1), 1)
     for start in range(0, len(counts), size):
         part = slice(start, start + size)
-        at, width = places[part], widths[part]
+        at, width = positions[part], widths[part]
         if prices is not None:
             times = prices[which[part]]
         else:  # a single width is a number, which costs look up faster
@@ -165,25 +165,25 @@ def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: StepC
     _same_depth(parameters, law)
     mean = variance = 0.0
     rising = law.cdf(tokens)
-    for part in priced_columns(parameters, tokens, cost, placed=law.by_place):
-        chance = np.diff(rising[part.places] ** part.widths[:, None], prepend=0.0)
+    for part in priced_columns(parameters, tokens, cost, apart=law.by_position):
+        chance = np.diff(rising[part.positions] ** part.widths[:, None], prepend=0.0)
         times = part.times[:, 1:]
         first = (chance * times).sum(axis=1)
         mean += float(part.counts @ first)
         variance += float(part.counts @ (chance * (times - first[:, None]) ** 2).sum(axis=1))
     if parameters.fill == "backfill":
-        mean += _filling(parameters, tokens, rising, lambda place: filling_times(parameters, cost, place, place))
+        mean += _filling(parameters, tokens, rising, lambda rows: filling_times(parameters, cost, rows, rows))
         return mean, float("nan")
     return mean, variance
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
-    """Time that no decoding exceeds: the deepest column at every step, and in every layer the dearest rows that it may lack."""
-    parts = priced_columns(parameters, tokens, cost, placed=False)
+    """Time that no decoding exceeds: the slowest column at every step, and for each layer the most expensive rows to fill in."""
+    parts = priced_columns(parameters, tokens, cost, apart=False)
     time = sum(float(part.counts @ part.times[:, 1:].max(axis=1)) for part in parts)
     if parameters.fill == "backfill":
-        dearest = np.array([filling_times(parameters, cost, place, place).max() for place in range(tokens)])
-        time += parameters.layers * float(sum(dearest[place] for place, _ in parameters.columns(tokens)))
+        most = np.array([filling_times(parameters, cost, position, position).max() for position in range(tokens)])
+        time += parameters.layers * float(sum(most[position] for position, _ in parameters.columns(tokens)))
     return time
 
 
@@ -228,9 +228,7 @@ def _each(place: int) -> Floats:
 
 
 def _filling(parameters: Parameters, tokens: int, rising: Floats, price: Callable[[int], Floats]) -> float:
-    """Expected price of all passes that fill in rows, of each at a place by its width: a layer lacks the w rows before it, and not
-    one more.
-    """
+    """Expected price of all passes that fill in rows, by position and width: w where a layer lacks w rows before it, and no more."""
     left = np.concatenate([np.zeros_like(rising[:, :1]), rising[:, :-1]], axis=1)  # the chance to have left above layer j + 1
     left[:, : parameters.first_check] = 0.0
     columns = np.bincount([place for place, _ in parameters.columns(tokens)])
@@ -247,9 +245,9 @@ def decodings(parameters: Parameters, tokens: int, depths: Iterator[Depth], cost
     batches = parameters.batches(tokens)
     sequences = sum(map(len, batches))
     prices = {
-        (int(place), int(width)): times
-        for part in priced_columns(parameters, tokens, cost, placed=False)
-        for place, width, times in zip(part.places, part.widths, part.times, strict=True)
+        (int(position), int(width)): times
+        for part in priced_columns(parameters, tokens, cost, apart=False)
+        for position, width, times in zip(part.positions, part.widths, part.times, strict=True)
     }
     time = np.zeros(replications)
     owed = np.zeros((sequences, parameters.layers, replications), dtype=np.int64) if parameters.fill == "backfill" else None
@@ -264,8 +262,8 @@ def decodings(parameters: Parameters, tokens: int, depths: Iterator[Depth], cost
             for (sequence, length), depth in zip((each for batch in batches for each in batch.items()), here, strict=True):
                 if length > place:
                     lacking = owed[sequence]
-                    dear = filling_times(parameters, cost, place, int(lacking.max()))
-                    time += _filled(lacking, np.maximum(depth, parameters.first_check), dear)
+                    times = filling_times(parameters, cost, place, int(lacking.max()))
+                    time += _filled(lacking, np.maximum(depth, parameters.first_check), times)
     return time
 
 

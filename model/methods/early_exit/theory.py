@@ -103,7 +103,7 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
 
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds: the deepest column at every step, and of each layer the dearest rows."""
+    """Time and unit-time that no decoding exceeds: the slowest column at every step, and of each layer the most expensive rows."""
     time = finite_early_exit.slowest(parameters, tokens, cost)
     return time, time
 
