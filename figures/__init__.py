@@ -117,7 +117,9 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
     if (spread := folder / "distribution.parquet").exists():
         latencies = _stored(spread, {"point": int, "view": str, "latency_layers": float})
         # The first point whose latency has a distribution at all: none has where every decoding takes as long.
-        points = latencies.filter(pl.col("latency_layers").n_unique().over("point") > 1)
+        time = pl.col("latency_layers")
+        time = pl.coalesce(time, "latency_s") if "latency_s" in latencies.columns else time
+        points = latencies.filter(time.n_unique().over("point") > 1)
         first = points.filter(pl.col("point").eq_missing(points["point"].min()))
         if "paths" in first["view"]:
             first = first.filter(pl.col("view") != "events")  # the same decodings, and few of them

@@ -141,7 +141,7 @@ class Method:
     distribution: Callable[..., tuple[Any, Any] | None] | None = None
     """Latencies and their probabilities: (parameters, tokens, law, cost)."""
     straggler_loss: Callable[..., float | None] | None = None
-    """What static batches lose by waiting: (parameters, cost, rounds, latency)."""
+    """What static batches lose by waiting: (parameters, cost, rounds, latency, tokens)."""
     paper_formula: Callable[[ComparedRuns], FormulaPoint | None] | None = None
     """What the formula of the method's paper says of real runs of one choice; None: nothing. See `FORMULA_CHECK`."""
 

@@ -48,9 +48,10 @@ class GrowingContext:
 
 
 def growing(
-    layers: int, *, draft: float | None = None, medium: float | None = None, error: float = 0.0, **more: Any
-) -> PassSeconds:
-    """Costs of a target of so many layers, and of smaller models that take these shares of its times.
+    layers: int, *, draft: float | None = None, medium: float | None = None, error: float = 0.0, smaller_layers: int = 1,
+    **more: Any,
+) -> PassSeconds:  # fmt: skip
+    """Costs of a target of so many layers, and of smaller models whose layers take these shares of its times.
 
     >>> cost = growing(4, draft=0.1)
     >>> float(cost.plain_times(9)) > float(cost.plain_times(0)), cost.uniform
@@ -59,7 +60,7 @@ def growing(
     shape = preset("llama-2-13b")
     of = {"target": GrowingContext(_deep(shape, layers), error=error)}
     shares = {"draft": draft, "medium": medium}
-    of |= {role: GrowingContext(_deep(shape, 1), share, error) for role, share in shares.items() if share is not None}
+    of |= {role: GrowingContext(_deep(shape, smaller_layers), share, error) for role, share in shares.items() if share is not None}
     return PassSeconds(of, **more)
 
 

@@ -228,7 +228,7 @@ def _each(place: int) -> Floats:
 
 
 def _filling(parameters: Parameters, tokens: int, rising: Floats, price: Callable[[int], Floats]) -> float:
-    """Expected price of all passes that fill in rows, by position and width: w where a layer lacks w rows before it, and no more."""
+    """Expected price of all passes that fill in rows, by position and width: w where a layer lacks w rows before it, no more."""
     left = np.concatenate([np.zeros_like(rising[:, :1]), rising[:, :-1]], axis=1)  # the chance to have left above layer j + 1
     left[:, : parameters.first_check] = 0.0
     columns = np.bincount([place for place, _ in parameters.columns(tokens)])

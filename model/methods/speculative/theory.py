@@ -94,7 +94,9 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
     separate = parameters.placement == "separate"
     if parameters.decoded_sequences == 1:
         return slowest_of(tokens, round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate))
-    price = static_batches.prices(cost, parameters.draft_length, parameters.concurrent_sequences, separate=separate)
+    price = static_batches.prices(
+        cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate
+    )
     rounds = parameters.steps_of(tokens)
     return rounds * float(price.time.max()), rounds * float(price.busy.max())
 
@@ -110,10 +112,10 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
 
 
-def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time: float) -> float | None:
+def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time: float, tokens: int) -> float | None:
     """Share of the time of static batches that is lost by waiting (`model.methods.speculative.static_batches`); None of other
     batches."""
-    return None if parameters.concurrent_sequences == 1 else static_batches.straggler_loss(parameters, cost, rounds, time)
+    return None if parameters.concurrent_sequences == 1 else static_batches.straggler_loss(parameters, cost, rounds, time, tokens)
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
