@@ -19,7 +19,7 @@ from model.hardware.cost_models import UniformLayers
 from model.hardware.profile_costs import ProfileCosts
 from model.interpret.world import Lossy
 from model.methods.early_exit import algorithm as early_exit
-from model.methods.early_exit import paths, theory
+from model.methods.early_exit import finite_early_exit, paths, theory
 from model.methods.early_exit.finite_early_exit import Depths, decodings, moments
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
@@ -133,8 +133,7 @@ def test_seconds_of_layers_that_are_all_alike_are_layer_times(
     assert near(bounds[0], bounds[1] * 0.25, rtol=1e-12)
 
 
-def test_a_position_further_is_dearer_by_the_positions_alone() -> None:
-    """A later token of the same depth takes longer."""
+def test_a_later_token_of_the_same_depth_takes_longer() -> None:
     cost, parameters = growing(4, prompt=3), early_exit.Parameters(4, fill="backfill")
     times = [clock(parameters, [[4] * tokens], tokens, cost) for tokens in (1, 2, 3)]
     assert times[2] - times[1] > times[1] - times[0] > times[0]
@@ -152,7 +151,16 @@ def test_sequences_of_unequal_lengths_fill_in_rows_each_by_itself() -> None:
     assert near(moments(parameters, 3, Depths([early, 1 - early]), cost)[0], mean, rtol=1e-12)
 
 
-def test_the_slowest_fills_in_dear_rows() -> None:
+@pytest.mark.parametrize("cost", [growing(3, prompt=2), UnitCost(3, early_head=0.5)], ids=["seconds", "layer-times"])
+def test_columns_may_be_priced_in_parts(cost: StepCosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = early_exit.Parameters(3, sequences=2, batching="static", lengths=(5, 3, 4))
+    law = Depths([[0.2, 0.3, 0.5], [0.1, 0.0, 0.9]] * 3, 3)
+    whole = moments(parameters, 5, law, cost), theory.slowest(parameters, 5, cost)
+    monkeypatch.setattr(finite_early_exit, "_PART", 11)  # two columns
+    assert near([*moments(parameters, 5, law, cost), *theory.slowest(parameters, 5, cost)], [*whole[0], *whole[1]])
+
+
+def test_the_slowest_fills_in_expensive_rows() -> None:
     """Two tokens that left behind layer 1 of 3, and one that goes through all; rows cost more than layers, wide passes more yet."""
     parameters = early_exit.Parameters(3, fill="backfill")
     cost = UnitCost(3, propagation=9.0, verify_cost=((1, 1.0), (2, 3.0)))

@@ -65,7 +65,7 @@ def test_seconds_of_layers_that_are_all_alike_are_layer_times(chosen: tuple[skip
     assert near(views(parameters, tokens, seconds), np.array(views(parameters, tokens, UnitCost(parameters.layers))) * 0.25)
 
 
-def test_a_schedule_that_does_not_fall_is_dearer_by_the_positions_alone() -> None:
+def test_a_later_token_of_as_many_layers_takes_longer() -> None:
     parameters = skipdecode.Parameters(4, 4, 4, 3, 9)
     times = [views(parameters, tokens, growing(4, prompt=3))[0] for tokens in (1, 2, 3)]
     assert times[2] - times[1] > times[1] - times[0] > times[0]
