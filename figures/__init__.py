@@ -345,6 +345,7 @@ def of_comparison(
     drawn["time_parts"] = time_parts.draw(table)
     if pair is not None:
         drawn["gantt_pair"] = gantt_pair.draw(*pair, between=gantt_pair.rounds(*pair))
-    for (claim,), rows in [] if limits is None else limits.group_by("claim", maintain_order=True):
-        drawn[f"limits_{claim}"] = formula_limits.draw(formula_limits.few(rows))
+    claims = {} if limits is None else dict(limits.group_by("claim", maintain_order=True))
+    for claim in sorted((claim for (claim,) in claims), key=formula_limits.place):
+        drawn[f"limits_{claim}"] = formula_limits.draw(formula_limits.few(claims[claim,]))
     return [path for name, figure in drawn.items() for path in save(figure, target / name)]

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
 from model.methods.demand import Demand
+from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import MethodParameters
 from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 
@@ -60,6 +61,7 @@ class Parameters(MethodParameters):
         "early_head", "dispatch", "dispatch_per_process", "dispatch_law", "link", "promotion", "fitted_on", "verify_cost",
     )  # fmt: skip
     EXACT = True
+    FORMULA_CHECK = FormulaCheck("ppd", rate="match_rate", over_processes=True)
 
     def __post_init__(self) -> None:
         self.check_batching()

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Totals, Work
+from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.ppd.algorithm import Parameters, main_process
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.stages import Stage, StagePoint, moments_of_points
@@ -650,3 +651,20 @@ def _binomial(trials: Floats, p: Floats) -> Floats:
     rest = np.maximum(n - count, 0.0)
     log = gammaln(n + 1) - gammaln(count + 1) - gammaln(rest + 1) + xlogy(count, rate) + xlog1py(rest, -rate)
     return np.asarray(np.where(count <= n, np.exp(log), 0.0))
+
+
+# --- Real runs -------------------------------------------------------------------------------------------------------
+
+
+def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
+    """Theorem 4.1 of [Yang2024], in which early predictions, dispatch and promotion take no time."""
+    layers, early = runs.settings["layers"], runs.settings["exit_layer"]
+    if runs.settings["form"] != "nested" and 2 * early < layers:
+        return None  # which the theorem is not about
+    (decoding,) = runs.decodings
+    # The last token's match shortens nothing; the first token is not looked at.
+    matches = [commit.kind == "match" for commit in decoding.commits[:-1]]
+    tokens, rate = len(matches) + 1, float(np.mean(matches))
+    whole, first = (float(expected_latency(layers, early, count, rate)) for count in (tokens, 1))
+    about = "Theorem 4.1, with the matches of each decoding (measured)"
+    return FormulaPoint(rate, layers * (tokens - 1) / (whole - first), "match rate p of the decoding (measured)", about)

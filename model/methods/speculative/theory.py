@@ -22,6 +22,7 @@ from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Totals, Work
+from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import (
     AcceptanceLaw,
@@ -656,3 +657,19 @@ def _one(acceptance_rate: float, draft_length: int) -> tuple[float, int]:
 
 def _largest(gamma: Floats) -> int:
     return int(gamma.max()) if gamma.size else 0
+
+
+# --- Real runs -------------------------------------------------------------------------------------------------------
+
+
+def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
+    """Theorem 3.8 of [Leviathan2023], in which a pass over gamma + 1 tokens takes as long as over one."""
+    if not runs.drafting.tested:
+        return None
+    length, ratio = runs.settings["draft_length"], runs.pass_ratio("draft")
+    about = (
+        "Theorem 3.8, with the accepted share of tested tokens counted at each length (measured)"
+        f" and c = {ratio:.2f}, single passes over one token (measured, of the profiles)"
+    )
+    speed = float(speedup(runs.drafting.acceptance_rate, length, ratio))
+    return FormulaPoint(length, speed, "draft length γ", about)
