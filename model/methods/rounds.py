@@ -403,23 +403,31 @@ def round_prices(cost: StepCosts, longest: int, *, tokens: int = 1, separate: bo
     drafted = np.arange(longest + 1.0)
     operations = sequences * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
     link = np.where(drafted > 0, 2 * cost.link * separate, 0.0)
-    widths = np.arange(1, longest + 2)
+    drafts = drafts_from(cost, longest, tokens, sequences=sequences)
+    verify = verify_from(cost, longest + 1, tokens, sequences=sequences)
     if cost.uniform:
-        drafts, verify = drafted * cost.draft_times(sequences=sequences), cost.verify_times(widths, sequences=sequences)
+        drafts, verify = drafts[0], verify[0]
     else:
-        start = np.arange(tokens)
-        usual = drafts_from(cost, longest, tokens, sequences=sequences)
         more = reread_times(cost, tokens, sequences=sequences)[:, None]
-        drafts = np.stack([usual, usual + np.where(drafted > 0, more, 0.0)])
-        verify = np.stack([cost.verify_times(int(width), start, sequences) for width in widths], axis=1)
+        drafts = np.stack([drafts, drafts + np.where(drafted > 0, more, 0.0)])
     return RoundPrices(drafts + verify + link, drafts * cost.draft_devices + verify, operations)
 
 
 def drafts_from(cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
     """Time of 0, 1, ..., `longest` draft passes over one token from each position on; shape (tokens, longest + 1)."""
     start, drafted = np.arange(tokens), np.arange(longest + 1)
+    if cost.uniform:
+        return np.broadcast_to(drafted * cost.draft_times(role=role, sequences=sequences), (tokens, longest + 1))
     until = np.concatenate([[0.0], np.cumsum(cost.draft_times(np.arange(tokens + longest), role=role, sequences=sequences))])
     return np.asarray(until[start[:, None] + drafted] - until[start][:, None])
+
+
+def verify_from(cost: StepCosts, widest: int, tokens: int, *, sequences: int = 1) -> Floats:
+    """Time of a pass of the target over 1, 2, ..., `widest` tokens from each position on; shape (tokens, widest)."""
+    start, widths = np.arange(tokens), np.arange(1, widest + 1)
+    if cost.uniform:
+        return np.broadcast_to(cost.verify_times(widths, sequences=sequences), (tokens, widest))
+    return np.stack([cost.verify_times(width, start, sequences) for width in widths.tolist()], axis=1)
 
 
 def reread_times(cost: StepCosts, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
