@@ -233,6 +233,10 @@ class UnitCost(StepCosts):
             time = np.asarray((self.step if shape.begins else 0.0) + (run + end) * slower)
         return np.broadcast_to(time, np.broadcast_shapes(time.shape, np.shape(shape.width), np.shape(at)))
 
+    def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:
+        """The curve that was given, however far it reaches."""
+        return self.verify_cost
+
     def runs(self, role: str) -> bool:
         """Whether there is a ratio for a model, or it is the target."""
         return role not in RATIOS or self.ratio(role) is not None

@@ -244,6 +244,18 @@ class PassSeconds(StepCosts):
         """Time of a whole pass of a model other than the target, over one of the target, at the `middle` position."""
         return float(self.draft_times(self.middle, role=role) / self.plain_times(self.middle)) if self.runs(role) else None
 
+    def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:
+        """Time of a pass of the target by its width, relative to width 1, at the `middle` position; None where it is the same.
+
+        >>> from model.hardware.cost_models import UniformLayers
+        >>> from model.architectures.transformer import preset
+        >>> PassSeconds({"target": UniformLayers(preset("llama-2-13b"), 0.001)}).verify_curve(3)
+        """
+        times = [float(self.verify_times(width, self.middle)) for width in range(1, widest + 1)]
+        if min(times) == max(times):
+            return None
+        return tuple((width, time / times[0]) for width, time in enumerate(times, 1))
+
     def operations(self, role: str) -> float:
         """Arithmetic of a token in a pass of a model, in that of a token in the target's."""
         counts = [self.hardware(each).shape.operations(1, self.prompt + self.middle, heads=1) for each in (role, "target")]

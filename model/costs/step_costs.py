@@ -163,6 +163,13 @@ class StepCosts:
         self.require(role)
         return self.times(PassShape(WHOLE, role, width, sequences, heads=1), at)
 
+    def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:
+        """Time of a pass of the target by its width, relative to width 1, up to the widest; None where it is the same for all.
+
+        Of policies that decide by it: a curve of its own, at one position, whatever is decoded.
+        """
+        raise NotImplementedError
+
     def plain_time(self, tokens: int) -> float:
         """Time of plain decoding of so many tokens of one sequence."""
         return float(tokens * self.plain_times() if self.uniform else self.plain_times(np.arange(tokens)).sum())
