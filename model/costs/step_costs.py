@@ -7,6 +7,7 @@ its own position, and expectations are sums over the positions at which passes s
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ RATIOS = {"draft": "cost_ratio", "medium": "medium_cost_ratio"}
 """Time of a pass of a role other than the target, over that of one of the target, by its name in scenarios."""
 OPERATIONS = {"draft": "operations_ratio", "medium": "medium_operations_ratio"}
 """Arithmetic of a token in such a pass, over that in a pass of the target."""
+DISPATCH_LAWS = ("linear", "tree")
 
 
 class PassShape(NamedTuple):
@@ -80,11 +82,14 @@ class StepCosts:
 
     layers: int
     """Depth of the target model."""
-    link: float
+    dispatch: float = 0.0
+    dispatch_per_process: float = 0.0
+    dispatch_law: str = "linear"
+    link: float = 0.0
     """From the end of a dispatch to the start of a sub-process, and from one unit to another."""
-    promotion: float
+    promotion: float = 0.0
     """Taking over a sub-process's hidden state and cache rows."""
-    draft_devices: float
+    draft_devices: float = 1.0
     """Devices of a unit on which a smaller model runs by itself, over those of a unit of the target: what its unit-time counts."""
 
     uniform: bool = True
@@ -93,6 +98,16 @@ class StepCosts:
     """Whether reads take time too: the engine then asks for `reading`."""
     units_share: bool = False
     """Whether units slow each other down: the engine then asks for `among`."""
+
+    @property
+    def only_layers(self) -> bool:
+        """Whether units are busy with layers alone, each for one time: unit-time is then arithmetic too."""
+        return False
+
+    @property
+    def plain(self) -> bool:
+        """Whether every layer takes one unit of time and nothing else takes any, as the papers assume."""
+        return False
 
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape behind `at` positions of the decoded text; broadcasts over `at`, widths and sequences.
@@ -110,8 +125,9 @@ class StepCosts:
         raise NotImplementedError
 
     def dispatching(self, processes: int) -> float:
-        """Time for which starting this many sub-processes holds the starter's unit."""
-        raise NotImplementedError
+        """Time for which starting this many sub-processes holds the starter's unit: linear in them, or in their logarithm."""
+        count = processes if self.dispatch_law == "linear" else math.log2(processes + 1)
+        return self.dispatch + self.dispatch_per_process * count
 
     def reading(self, step: Read) -> float:
         """Time of a read."""
@@ -152,6 +168,13 @@ class StepCosts:
         """Time of a whole pass of a smaller model over `width` tokens of each sequence, the last of them projected."""
         self.require(role)
         return self.times(PassShape(WHOLE, role, width, sequences, heads=1), at)
+
+    def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:
+        """Time of a pass of the target by its width, relative to width 1, up to the widest; None where it is the same for all.
+
+        Of policies that decide by it: a curve of its own, at one position, whatever is decoded.
+        """
+        raise NotImplementedError
 
     def plain_time(self, tokens: int) -> float:
         """Time of plain decoding of so many tokens of one sequence."""

@@ -216,6 +216,13 @@ class RoundPrices(NamedTuple):
         where: Any = drafted if self.uniform else (after_whole.astype(np.intp), start, drafted)
         return self.time[where], self.busy[where]
 
+    def of_starts(self, start: int, drafted: NDArray[np.int64]) -> RoundPrices:
+        """Of rounds that start at this position and draft so many tokens; `time` and `busy` have the shape (1 or 2, drafted):
+        first by whether the draft before was kept as a whole, if that makes a difference.
+        """
+        where: Any = (None, drafted) if self.uniform else (slice(None), start, drafted)
+        return RoundPrices(self.time[where], self.busy[where], self.operations[drafted])
+
 
 class Tally(NamedTuple):
     """What many decodings took and did: arrays of one value for each, but for `accepted`."""
@@ -315,8 +322,13 @@ def varying(
     outcomes: Iterator[Outcomes],
     prices: RoundPrices,
     doubts: NDArray[np.uint8] | None = None,
+    *,
+    skipping: StepCosts | None = None,
 ) -> Tally:
     """Rounds of changing draft lengths, one for each of `lengths.length`; `prices` must reach to the longest.
+
+    Where rounds may draft nothing although tokens remain, the draft model reads all that it has skipped in its next pass: that is
+    priced by the costs `skipping`.
 
     With `doubts`, of shape (tokens - 1, replications) and as in `model.outcomes.outcome_laws.TwoClass`, a draft ends with the first
     token that it is unsure of. It does not know of a rejection, so behind one it goes on as it would.
@@ -326,7 +338,8 @@ def varying(
     start, everyone = np.zeros(replications, dtype=np.int64), np.arange(replications)
     limit = np.minimum(lengths.length, tokens - 1)
     time, busy, operations, rounds, drafted_in_all = np.zeros((5, replications))
-    after_whole = np.zeros(replications, dtype=np.bool_)  # whether the draft before was kept as a whole
+    # Tokens of the text that the draft model's next pass reads beside the last: one after a draft that was kept as a whole.
+    unread = np.zeros(replications, dtype=np.int64)
     counts = np.zeros(len(prices.operations), dtype=np.int64)
     for position in range(tokens):
         place = position - start
@@ -341,7 +354,10 @@ def varying(
             drafted = np.minimum(drafted, unsure[position, which] + 1 - start[which])
             # A kept token of which the draft is unsure is its last.
             limit = np.where(~ends & (doubts[position] >= 2), place + 1, limit)
-        took, held = prices.taken(after_whole[which], start[which], drafted)
+        took, held = prices.taken(unread[which] > 0, start[which], drafted)
+        if skipping is not None:
+            more = _reading_skipped(skipping, np.where(drafted > 0, unread[which], 0), start[which])
+            took, held = took + more, held + more * skipping.draft_devices
         time[which] += took
         busy[which] += held
         operations[which] += prices.operations[drafted]
@@ -349,10 +365,20 @@ def varying(
         drafted_in_all[which] += drafted
         counts += np.bincount(accepted, minlength=len(counts))
         lengths.learn(which, accepted, drafted)
-        after_whole[which] = (accepted == drafted) & (drafted > 0)
+        unread[which] = np.where(drafted > 0, accepted == drafted, unread[which] + 1)
         start[which] = position + 1
         limit[which] = np.minimum(lengths.length[which], tokens - 2 - position)
     return Tally(time, busy, operations, rounds, drafted_in_all, counts)
+
+
+def _reading_skipped(cost: StepCosts, unread: NDArray[np.int64], start: NDArray[np.int64]) -> Floats:
+    """By how much draft passes take longer that read so many tokens beside the last, over those that read one."""
+    found = np.zeros(len(start))
+    several = unread > 1
+    if several.any():
+        behind, at = unread[several], start[several]
+        found[several] = cost.draft_times(at - behind, width=behind + 1) - cost.draft_times(at - 1, width=2)
+    return found
 
 
 def _next_unsure(doubts: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -377,20 +403,20 @@ def round_prices(cost: StepCosts, longest: int, *, tokens: int = 1, separate: bo
     drafted = np.arange(longest + 1.0)
     operations = sequences * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
     link = np.where(drafted > 0, 2 * cost.link * separate, 0.0)
-    widths = np.arange(1, longest + 2)
+    drafts = drafts_from(cost, longest, tokens, sequences=sequences)
+    verify = verify_from(cost, longest + 1, tokens, sequences=sequences)
     if cost.uniform:
-        drafts, verify = drafted * cost.draft_times(sequences=sequences), cost.verify_times(widths, sequences=sequences)
+        drafts, verify = drafts[0], verify[0]
     else:
-        start = np.arange(tokens)
-        usual = drafts_from(cost, longest, tokens, sequences=sequences)
         more = reread_times(cost, tokens, sequences=sequences)[:, None]
-        drafts = np.stack([usual, usual + np.where(drafted > 0, more, 0.0)])
-        verify = np.stack([cost.verify_times(int(width), start, sequences) for width in widths], axis=1)
+        drafts = np.stack([drafts, drafts + np.where(drafted > 0, more, 0.0)])
     return RoundPrices(drafts + verify + link, drafts * cost.draft_devices + verify, operations)
 
 
 def drafts_from(cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
     """Time of 0, 1, ..., `longest` draft passes over one token from each position on; shape (tokens, longest + 1)."""
+    if cost.uniform:
+        return np.broadcast_to(np.arange(longest + 1) * cost.draft_times(role=role, sequences=sequences), (tokens, longest + 1))
     return sums_from(cost.draft_times(np.arange(tokens + longest), role=role, sequences=sequences), longest, tokens)
 
 
@@ -423,6 +449,14 @@ def times_by_width(
     return np.stack([cost.times(shape_of(int(width)), start) for width in widths], axis=1)
 
 
+def verify_from(cost: StepCosts, widest: int, tokens: int, *, sequences: int = 1) -> Floats:
+    """Time of a pass of the target over 1, 2, ..., `widest` tokens from each position on; shape (tokens, widest)."""
+    start, widths = np.arange(tokens), np.arange(1, widest + 1)
+    if cost.uniform:
+        return np.broadcast_to(cost.verify_times(widths, sequences=sequences), (tokens, widest))
+    return np.stack([cost.verify_times(width, start, sequences) for width in widths.tolist()], axis=1)
+
+
 def reread_times(cost: StepCosts, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
     """By how much a draft pass at each position takes longer if it reads the token before, too; shape (tokens,), 0 at the first."""
     start = np.arange(1, tokens)
@@ -430,6 +464,15 @@ def reread_times(cost: StepCosts, tokens: int, *, role: str = "draft", sequences
         cost.draft_times(at, role=role, width=width, sequences=sequences) for width, at in ((1, start), (2, start - 1))
     )
     return np.concatenate([[0.0], wide - narrow])
+
+
+def longest_skipped(cost: StepCosts, tokens: int) -> float:
+    """The most that `varying` adds to a round for what its first draft pass reads beside two tokens."""
+    most = 0.0
+    for unread in range(2, tokens):
+        start = np.arange(unread, tokens)
+        most = max(most, float(_reading_skipped(cost, np.full(len(start), unread), start).max()))
+    return most
 
 
 def slowest_of(tokens: int, prices: RoundPrices) -> tuple[float, float]:

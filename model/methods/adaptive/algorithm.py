@@ -11,7 +11,7 @@ which the draft model is unsure, which is still offered.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.costs.width_curve import as_curve
 from model.methods.adaptive import draft_length_policies
 from model.methods.draft_model import MAX_DRAFT, DraftModel
@@ -163,14 +163,25 @@ class Parameters(DraftModel):
         return self.max_draft_length
 
     @property
+    def may_skip(self) -> bool:
+        """Whether a round may draft nothing although tokens remain."""
+        return "min_draft_length" in OPTIONS[self.policy] and not self.option("min_draft_length")
+
+    @property
     def widest(self) -> int:
         """The most tokens of one pass of the target."""
         return self.longest_draft + 1
 
-    def with_costs(self, cost: UnitCost) -> Parameters:
-        """The same where the cost is known: a policy that goes by a cost ratio goes by the true one, unless it was told another."""
-        known: dict[str, Any] = {"believed_cost_ratio": cost.cost_ratio, "believed_verify_cost": cost.verify_cost}
-        missing = {name: value for name, value in known.items() if name in OPTIONS[self.policy] and getattr(self, name) is None}
+    def with_costs(self, cost: StepCosts) -> Parameters:
+        """The same where the cost is known: a policy that goes by a cost ratio goes by the true one, unless it was told another.
+
+        Where passes take other times at other positions, by those in the middle.
+        """
+        known: dict[str, Callable[[], Any]] = {
+            "believed_cost_ratio": lambda: cost.ratio("draft"),
+            "believed_verify_cost": lambda: cost.verify_curve(self.widest),
+        }
+        missing = {name: find() for name, find in known.items() if name in OPTIONS[self.policy] and getattr(self, name) is None}
         return replace(self, **missing) if missing else self
 
     def started(self, count: int) -> draft_length_policies.Policy:

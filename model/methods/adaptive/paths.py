@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.methods.adaptive.algorithm import Parameters
 from model.methods.rounds import Tally, round_prices, varying
 from model.outcomes.outcome_laws import Outcomes
@@ -17,10 +17,11 @@ LAST_MATTERS = False
 """The last token is never a drafted one."""
 
 
-def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[Outcomes] | Mapping[str, Any]) -> Tally:
+def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[Outcomes] | Mapping[str, Any]) -> Tally:
     """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions."""
-    prices = round_prices(cost, parameters.longest_draft, separate=parameters.placement == "separate")
+    prices = round_prices(cost, parameters.longest_draft, tokens=tokens, separate=parameters.placement == "separate")
     if not isinstance(outcomes, Mapping):
-        return varying(parameters.started(BLOCK), tokens, outcomes, prices)
+        skipping = cost if parameters.may_skip and not cost.uniform else None
+        return varying(parameters.started(BLOCK), tokens, outcomes, prices, skipping=skipping)
     doubts = np.concatenate([np.zeros((0, BLOCK), dtype=np.uint8), *outcomes["confidence"]])
     return varying(parameters.started(BLOCK), tokens, outcomes["accept"], prices, doubts)

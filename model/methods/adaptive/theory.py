@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Work, of_passes
 from model.methods.adaptive.algorithm import Parameters
 from model.methods.adaptive.draft_length_policies import RISE, Heuristic, thresholds
@@ -30,6 +31,7 @@ from model.methods.rounds import (
     RoundPrices,
     Rounds,
     each_record,
+    longest_skipped,
     mean_of,
     mixed,
     operations_of,
@@ -51,8 +53,8 @@ UNKNOWN = Moments(*[float("nan")] * 6)
 # --- A decoding as a whole ------------------------------------------------------------------------------------------
 
 
-def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost) -> Prediction:
-    """Exactly `tokens` tokens, truncated drafts and the law's memory included; times in layer-times.
+def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: StepCosts) -> Prediction:
+    """Exactly `tokens` tokens, truncated drafts and the law's memory included; times in the unit of the costs.
 
     By dynamic programming over the position and what a policy remembers: for `heuristic` the draft length, for `confidence` nothing
     (there the variance is nan: drafts that go on behind a rejection share their doubts with the next round's). What `gradient` and
@@ -65,24 +67,27 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Law, cost: UnitCost)
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     count = int(np.asarray(tokens))
-    prices = round_prices(cost, parameters.longest_draft, separate=parameters.placement == "separate")
+    prices = round_prices(cost, parameters.longest_draft, tokens=count, separate=parameters.placement == "separate")
     accept, doubt = (law["accept"], law["confidence"]) if isinstance(law, Mapping) else (law, None)
     found = UNKNOWN
     if parameters.policy == "heuristic" and not isinstance(accept, TwoClass):
         found = heuristic_moments(parameters.first, parameters.longest_draft, count, accept, prices)
     elif isinstance(doubt, TwoClass) and isinstance(accept, Chain | Rounds):
         found = confidence_moments(parameters.longest_draft, count, accept, doubt, prices)
-    ratio = 1.0 if np.all(prices[0] == prices[1]) else float("nan")
-    plain = count * cost.target_pass
+    ratio = 1.0 if np.array_equal(prices.time, prices.busy) else float("nan")
+    plain = parameters.plain_time(count, cost)
     known = not np.isnan(found.rounds)
     values = found.time, found.variance, found.busy, ratio if known else float("nan"), parameters.units, plain
     rounds = (found.rounds, found.drafted, found.operations) if known else ()
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in (*values, *rounds)))
 
 
-def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds, whatever is drafted."""
-    return slowest_of(tokens, round_prices(cost, parameters.longest_draft, separate=parameters.placement == "separate"))
+    prices = round_prices(cost, parameters.longest_draft, tokens=tokens, separate=parameters.placement == "separate")
+    time, busy = slowest_of(tokens, prices)
+    more = tokens * longest_skipped(cost, tokens) if parameters.may_skip and not cost.uniform else 0.0
+    return time + more, busy + more * cost.draft_devices
 
 
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
@@ -95,7 +100,7 @@ def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
     return Work(both | ({"draft": of_passes(parameters.draft_layers, drafted, heads=drafted)} if drafted else {}))
 
 
-def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
     """The arithmetic of rounds that had (accepted, drafted) tokens, in tokens of the target; the `account` is not looked at."""
     return operations_of(rounds, round_prices(cost, parameters.longest_draft))
 
@@ -103,7 +108,8 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
 def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw, prices: RoundPrices) -> Moments:
     """The moments of `model.methods.rounds.varying` with the policy of [transformers], exactly, from the draft length `first` on.
 
-    Forward over the positions at which a round starts, the draft length there, and the outcome before it.
+    Forward over the positions at which a round starts, the draft length there, and the outcome before it; where rounds take other
+    times elsewhere, over whether the draft before was kept as a whole, too.
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> flat = np.ones(4)
@@ -120,14 +126,15 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
     lengths = np.arange(1, longest + 1)
     risen = np.minimum(lengths + RISE, longest) - 1
     # Mass, first and second moment of the time so far, unit-time, arithmetic, rounds, drafted tokens; by how far ahead of the
-    # position, draft length and outcome before.
-    ahead = np.zeros((7, longest + 1, longest, 2))
-    ahead[0, 0, first - 1, 0] = 1.0
+    # position, draft length, outcome before, and whether the draft before was kept as a whole where that makes a difference.
+    kinds = 1 if prices.uniform else 2
+    ahead = np.zeros((7, longest + 1, longest, 2, kinds))
+    ahead[0, 0, first - 1, 0, 0] = 1.0
     for start in range(tokens):
         count = np.minimum(lengths, tokens - 1 - start)
         most = int(count[-1])
-        spent = _spent(ahead[:, 0], RoundPrices(*(price[count] for price in prices)), count)
-        ahead = np.concatenate([ahead[:, 1:], np.zeros((7, 1, longest, 2))], axis=1)
+        spent = _spent(ahead[:, 0], prices.of_starts(start, count), count).sum(axis=-1)
+        ahead = np.concatenate([ahead[:, 1:], np.zeros((7, 1, longest, 2, kinds))], axis=1)
         places = np.arange(most)
         for before in (0, 1):
             rates = high[start + places, places].copy()
@@ -136,24 +143,23 @@ def heuristic_moments(first: int, longest: int, tokens: int, law: AcceptanceLaw,
             survival = np.concatenate([[1.0], np.cumprod(rates)])
             ends = np.where(places[:, None] < count, (survival[:-1] * (1 - rates))[:, None], 0.0)
             rejected = spent[:, None, :, before] * ends
-            ahead[:, :most, :-1, 0] += rejected[:, :, 1:]
-            ahead[:, :most, 0, 0] += rejected[:, :, 0]
+            ahead[:, :most, :-1, 0, 0] += rejected[:, :, 1:]
+            ahead[:, :most, 0, 0, 0] += rejected[:, :, 0]
             behind = high[start + count, count]  # of the last position alone it may be wrong: no round starts after that
             whole = spent[:, :, before] * survival[count]
             for outcome, chance in ((0, 1 - behind), (1, behind)):
-                where: Any = slice(None), count, risen, outcome
+                where: Any = slice(None), count, risen, outcome, -1
                 np.add.at(ahead, where, whole * chance)
-    _, mean, square, *rest = ahead[:, 0].sum(axis=(1, 2)).tolist()
+    _, mean, square, *rest = ahead[:, 0].sum(axis=(1, 2, 3)).tolist()
     return Moments(mean, max(square - mean**2, 0.0), *rest)
 
 
 def _spent(now: Floats, prices: RoundPrices, drafted: Whole) -> Floats:
-    """The moments of those that start a round here, once it is paid for; axes: moment, draft length, outcome before."""
+    """The moments of those that start a round here, once it is paid for; axes: moment, draft length, outcome, kind before."""
     mass, first = now[0], now[1]
-    time, busy, operations = (price[:, None] for price in prices)
-    added = [
-        0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, operations * mass, mass, drafted[:, None] * mass,
-    ]  # fmt: skip
+    time, busy = (price.T[:, None] for price in (prices.time, prices.busy))
+    operations, count = (each[:, None, None] for each in (prices.operations, drafted))
+    added = [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, operations * mass, mass, count * mass]
     return np.asarray(now + np.array(added))
 
 
@@ -174,26 +180,30 @@ def confidence_moments(longest: int, tokens: int, law: Chain | Rounds, doubt: Tw
     5.0
     """
     low, high = law.draft_chances(tokens, longest)
-    charges = np.array([*prices, np.ones(longest + 1), np.arange(longest + 1.0)])
     goes_on = 1 - doubt.low_if_accepted
-    starts = np.zeros((tokens + 1, 2))
-    starts[0, 0] = 1.0
-    total = np.zeros(len(charges))
+    kinds = 1 if prices.uniform else 2
+    starts = np.zeros((tokens + 1, 2, kinds))  # by the outcome before, and whether the draft before was kept as a whole
+    starts[0, 0, 0] = 1.0
+    total = np.zeros(5)
     for start in range(tokens):
         count = min(longest, tokens - 1 - start)
-        wasted = _behind_a_rejection(charges[:, 1 : count + 1], doubt.low_if_rejected)
-        for before in (0, 1):
-            reached = starts[start, before]  # the chance that the draft goes on to this place, and all before it are kept
-            for place in range(count):
-                rate = (high if place or before else low)[start + place, place]
-                starts[start + 1 + place, 0] += reached * (1 - rate)
-                total += reached * (1 - rate) * wasted[:, place]
-                ends = reached * rate * (doubt.low_if_accepted if place < count - 1 else 1.0)
-                total += ends * charges[:, place + 1]
-                _bonus(starts, start + 1 + place, ends, high[start + 1 + place, place + 1])
-                reached *= rate * goes_on
-            if not count:
-                total += reached * charges[:, 0]
+        drafted = np.arange(count + 1)
+        here = prices.of_starts(start, drafted)
+        for kind in range(kinds):
+            charges = np.array([here.time[kind], here.busy[kind], here.operations, np.ones(count + 1), drafted])
+            wasted = _behind_a_rejection(charges[:, 1:], doubt.low_if_rejected)
+            for before in (0, 1):
+                reached = starts[start, before, kind]  # the chance that the draft goes on to this place, and all before it are kept
+                for place in range(count):
+                    rate = (high if place or before else low)[start + place, place]
+                    starts[start + 1 + place, 0, 0] += reached * (1 - rate)
+                    total += reached * (1 - rate) * wasted[:, place]
+                    ends = reached * rate * (doubt.low_if_accepted if place < count - 1 else 1.0)
+                    total += ends * charges[:, place + 1]
+                    _bonus(starts[..., -1], start + 1 + place, ends, high[start + 1 + place, place + 1])
+                    reached *= rate * goes_on
+                if not count:
+                    total += reached * charges[:, 0]
     return Moments(float(total[0]), float("nan"), *total[1:].tolist())
 
 

@@ -19,7 +19,9 @@ small model, and `verify_cost` what a pass of the large one costs by its width (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,12 +31,16 @@ from model.costs.step_costs import StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Work
 from model.methods.bild import finite_bild
+from model.methods.bild.algorithm import UNSURE, Parameters
 from model.methods.bild.algorithm import VARIANTS as VARIANTS
-from model.methods.bild.algorithm import Parameters
 from model.methods.bild.finite_bild import moments, prices
 from model.methods.bild.threshold_decisions import DecisionLaw, Decisions
+from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import Prediction
 from model.methods.speculative.theory import sum_of_powers
+
+if TYPE_CHECKING:
+    from model.logs.decoding import Decoding
 
 Floats = NDArray[np.float64]
 
@@ -337,3 +343,37 @@ def _verification(fallback: Floats, rollback: Floats, most: Floats, variant: str
 
 def _largest(most: Floats) -> int:
     return int(most.max()) if most.size else 0
+
+
+# --- Real runs -------------------------------------------------------------------------------------------------------
+
+
+def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
+    """Speed-up where a pass of the small model costs its share of layers, as [Kim2023] compares models."""
+    choice = runs.settings
+    fallback, rollback = counted_rates(runs.decodings)
+    if choice["exit_layer"] is not None or np.isnan(fallback):
+        return None
+    ratio = choice["draft_layers"] / choice["layers"]
+    speed = float(speedup(fallback, rollback, choice["max_draft_length"], ratio, variant=choice["variant"]))
+    given = f"rates counted at each choice (measured), c = {choice['draft_layers']}/{choice['layers']}, the ratio of layers"
+    threshold = choice["fallback_threshold"]
+    x, name = (fallback, "fallback rate (measured)") if threshold is None else (threshold, "fallback threshold")
+    return FormulaPoint(x, speed, name, f"the formula: {given}")
+
+
+def counted_rates(decodings: Iterable[Decoding]) -> tuple[float, float]:
+    """How often the small model was unsure, of the times that it was asked, and how often a token was rolled back of those judged.
+
+    Counted from what was read in real decodings; nan, or 0, where nothing was asked.
+    """
+    asked: Counter[str] = Counter()
+    unsure = back = 0
+    for decoding in decodings:
+        threshold = decoding.settings["fallback_threshold"]
+        low = UNSURE if threshold is None else threshold
+        asked.update(read.question.kind for read in decoding.reads)
+        unsure += sum(read.answer < low for read in decoding.reads if read.question.kind == "confidence")
+        back += sum(commit.kind == "rollback" for commit in decoding.commits)
+    fallback = unsure / asked["confidence"] if asked["confidence"] else float("nan")
+    return fallback, back / asked["distance"] if asked["distance"] else 0.0

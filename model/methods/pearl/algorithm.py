@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.methods.demand import Demand
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
 from model.methods.rounds import ReplayRounds, Rounds
@@ -92,7 +92,7 @@ class Parameters(DraftModel):
         """The most tokens of one pass of the target."""
         return self.draft_length
 
-    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+    def demand(self, cost: StepCosts, tokens: int) -> Demand:
         """The most that it may want at once: both models work, and what goes between them goes there and back in turn."""
         return Demand(min(self.units, tokens))
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
-from model.methods.rounds import Moments, mixed
+from model.costs.step_costs import StepCosts
+from model.methods.rounds import Moments, drafts_from, mixed, verify_from
 from model.outcomes.outcome_laws import ByPosition, Chain, Floats, Replay, ReplayChances
 
 PRE, POST = PHASES = range(2)
@@ -35,20 +35,25 @@ class RoundTables(NamedTuple):
     """Arithmetic, in that of a token in a pass of the target."""
 
 
-def round_tables(draft_length: int, tokens: int, cost: UnitCost) -> RoundTables:
+def round_tables(draft_length: int, tokens: int, cost: StepCosts) -> RoundTables:
     """The rounds of decoding so many tokens at these costs.
 
+    The target's pass stands at the position where its round starts, the draft model's first pass at that of the last token that
+    waits. Each is over one token: behind what was rejected, and behind what was kept, the draft model lacks no other.
+
+    >>> from model.costs.layer_times import UnitCost
     >>> found = round_tables(2, 4, UnitCost(10, cost_ratio=0.75, link=1.0))
     >>> found.waiting.tolist(), found.drafted.tolist()
     ([[0, 0, 0, 0], [1, 1, 1, 0]], [[2, 2, 1, 0], [2, 1, 0, 0]])
     >>> found.time.tolist()  # gamma c = 1.5 passes and the link there and back; with one drafted the target is as slow
     [[17.0, 17.0, 10.0, 10.0], [17.0, 10.0, 10.0, 10.0]]
     """
-    left = tokens - 1 - np.arange(tokens)
+    start = np.arange(tokens)
+    left = tokens - 1 - start
     waiting = np.stack([np.zeros_like(left), np.minimum(draft_length - 1, left)])
     drafted = np.minimum(draft_length, left - waiting)
-    verify = cost.target_pass * cost.slowdowns(np.arange(1, draft_length + 1), 1)[waiting]
-    draft = drafted * (cost.required("draft") * cost.draft_slowdown(1))
+    verify = verify_from(cost, draft_length, tokens)[start, waiting]
+    draft = drafts_from(cost, draft_length, tokens)[start + waiting, drafted]
     time = np.maximum(verify, draft + np.where(drafted > 0, 2 * cost.link, 0.0))
     operations = 1.0 + waiting + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0)
     return RoundTables(waiting, drafted, time, verify + draft * cost.draft_devices, operations)
@@ -57,6 +62,7 @@ def round_tables(draft_length: int, tokens: int, cost: UnitCost) -> RoundTables:
 def round_starts(tables: RoundTables, law: Chain) -> Floats:
     """The chance that a round in each phase starts at each position, shape (2, tokens).
 
+    >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import ByPosition
     >>> round_starts(round_tables(2, 4, UnitCost(1, cost_ratio=1)), ByPosition([1, 1, 0, 1])).tolist()
     [[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]]
@@ -70,12 +76,13 @@ class FiniteChoice(NamedTuple):
     draft_length: int
     tokens: int
     law: Any
-    cost: UnitCost
+    cost: StepCosts
 
 
-def moments(draft_length: int, tokens: int, law: Any, cost: UnitCost) -> Moments:
+def moments(draft_length: int, tokens: int, law: Any, cost: StepCosts) -> Moments:
     """The moments of a decoding, exactly; `drafted` are the tokens that were on offer.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
     >>> found = moments(4, 200, Iid(0.8), UnitCost(1, cost_ratio=0.2))
     >>> round(200 / found.time, 3), round(200 / found.rounds, 3)

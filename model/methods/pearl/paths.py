@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.methods.pearl.algorithm import Parameters
 from model.methods.pearl.finite_pearl import PRE, round_tables
 from model.methods.rounds import Tally
@@ -17,7 +17,7 @@ LAST_MATTERS = False
 """The last token is never a drafted one."""
 
 
-def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[Outcomes]) -> Tally:
+def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[Outcomes]) -> Tally:
     """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions."""
     tables = round_tables(parameters.draft_length, tokens, cost)
     start, phase = np.zeros((2, BLOCK), dtype=np.int64)

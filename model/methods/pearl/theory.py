@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.pearl.algorithm import Parameters
 from model.methods.pearl.finite_pearl import FiniteChoice, moments_of_many, round_starts, round_tables
@@ -32,8 +33,8 @@ Floats = NDArray[np.float64]
 # --- A decoding as a whole ------------------------------------------------------------------------------------------
 
 
-def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost) -> Prediction:
-    """Exactly `tokens` tokens, the cut drafts at their end and the law's memory included; times in layer-times.
+def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts) -> Prediction:
+    """Exactly `tokens` tokens, the cut drafts at their end and the law's memory included; times in the unit of the costs.
 
     A round takes the longer of the target's pass and the drafts with the link there and back; unit-time is of both. `drafted` are
     the tokens on offer: those that the target's passes read and verified, not those that were dropped unread. Rounds of many tokens
@@ -70,13 +71,13 @@ def predict_points(points: PredictionPoints) -> Prediction:
     return Prediction(*times, found.rounds, found.drafted, found.operations)
 
 
-def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds: a round puts out one token."""
     tables = round_tables(parameters.draft_length, tokens, cost)
     return tokens * float(tables.time.max()), tokens * float(tables.busy.max())
 
 
-def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
     """The arithmetic of all tokens that either model has read, in tokens of the target: each has a projection."""
     drafted = account.of("draft").heads
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)

@@ -1,0 +1,180 @@
+"""Costs that depend on the position, of draft lengths chosen while decoding: formula, paths and events price each pass alike."""
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.costs.layer_times import UnitCost
+from model.costs.pass_seconds import PassSeconds
+from model.hardware.cost_models import UniformLayers
+from model.interpret.world import DraftOutcomes, World
+from model.methods.adaptive import paths, theory
+from model.methods.adaptive.algorithm import Parameters, decode
+from model.methods.rounds import Tally, longest_skipped, round_prices
+from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov, TwoClass
+from model.outcomes.random_streams import BLOCK
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
+from tests.support.adaptive_lengths import ALL, RUNNING, Bools, Whole, choice
+from tests.support.position_costs import growing
+from tests.support.tiers import examples
+
+LAYERS = 4
+
+
+def costs(placement: str) -> st.SearchStrategy[PassSeconds]:
+    return st.builds(
+        lambda draft, prompt, batch, link, devices: growing(
+            LAYERS, draft=draft, prompt=prompt, batch=batch, link=link, draft_devices=devices, others_at=None if batch < 3 else 4.5
+        ),
+        st.floats(0.02, 0.8), st.integers(0, 30), st.integers(1, 4),
+        st.sampled_from((0.0, 0.4) if placement == "separate" else (0.0,)), st.sampled_from((1.0, 0.5)),
+    )  # fmt: skip
+
+
+def simulated(parameters: Parameters, tokens: int, cost: PassSeconds, accepted: Any, doubts: Any) -> Run:
+    survivors = [next((place for place, hit in enumerate(accepted[at:]) if not hit), 0) for at in range(len(accepted))]
+    world = World(1, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)}, doubts=[*doubts, 0])
+    return simulate(decode(parameters, [0], tokens), tokens, Cluster(parameters.units), cost, world)
+
+
+def walked(parameters: Parameters, tokens: int, cost: PassSeconds, rows: Bools, doubts: Whole) -> Tally:
+    """The paths' own walk over a block, of which the first replications have these outcomes; shape (tokens - 1, replications)."""
+    size = rows.shape[1]
+    block = np.zeros((len(rows), BLOCK), dtype=np.bool_)
+    block[:, :size] = rows
+    outcomes: Any = iter([lambda _, row=row: row for row in block])
+    if parameters.policy == "confidence":
+        unsure = np.zeros((len(rows), BLOCK), dtype=np.uint8)
+        unsure[:, :size] = doubts
+        outcomes = {"accept": outcomes, "confidence": iter([unsure])}
+    tally = paths.walk(parameters, tokens, cost, outcomes)
+    return tally._replace(time=tally.time[:size], busy=tally.busy[:size])
+
+
+@given(st.data())
+@settings(max_examples=examples(40), deadline=None)
+def test_events_are_paths_where_costs_depend_on_the_position(data: st.DataObject) -> None:
+    policy, placement = data.draw(st.sampled_from(ALL)), data.draw(st.sampled_from(("colocated", "separate")))
+    more: dict[str, Any] = {}
+    if policy in RUNNING:
+        more["min_draft_length"] = data.draw(st.integers(0, 1))
+        more["draft_length"] = data.draw(st.integers(more["min_draft_length"], 6))
+    cost = data.draw(costs(placement))
+    parameters = choice(policy, placement=placement, sampled=data.draw(st.booleans()), **more)
+    if policy in RUNNING:
+        parameters = replace(parameters, believed_cost_ratio=data.draw(st.floats(0.05, 0.7)))
+    if data.draw(st.booleans()):
+        parameters = parameters.with_costs(cost)
+    tokens = data.draw(st.integers(1, 25))
+    rng = np.random.default_rng(data.draw(st.integers(0, 999)))
+    rows = rng.random((tokens - 1, 5)) < data.draw(st.sampled_from((0.1, 0.5, 0.9)))
+    doubts = rng.choice(4, size=(tokens - 1, 5), p=(0.6, 0.2, 0.1, 0.1)).astype(np.uint8)
+    tally = walked(parameters, tokens, cost, rows, doubts)
+    slowest, busiest = theory.slowest(parameters, tokens, cost)
+    for index in range(5):
+        run = simulated(parameters, tokens, cost, [*rows[:, index].tolist(), False], doubts[:, index].tolist())
+        assert (float(tally.time[index]), float(tally.busy[index])) == pytest.approx((run.latency, run.busy), rel=1e-12)
+        assert run.latency <= slowest * (1 + 1e-12)
+        assert run.busy <= busiest * (1 + 1e-12)
+
+
+def test_a_draft_model_reads_what_it_has_skipped() -> None:
+    """A decoding that ceases to draft, and begins again: its next draft pass is over all tokens of the rounds between."""
+    cost, tokens = growing(LAYERS, draft=0.3, draft_devices=0.5), 30
+    parameters = choice("gradient", min_draft_length=0, draft_length=1, believed_cost_ratio=0.2)
+    accepted = [*(np.random.default_rng(4).random(tokens - 1) < 0.3).tolist(), False]
+    run = simulated(parameters, tokens, cost, accepted, [0] * tokens)
+    widths = [kind.width for kind in run.account.passes_by_kind if kind.role == "draft"]
+    assert max(widths) == 7
+    more = [
+        float(cost.draft_times(at - unread, width=unread + 1) - cost.draft_times(at - 1, width=2))
+        for at in range(tokens) for unread in range(2, at + 1)
+    ]  # fmt: skip
+    assert longest_skipped(cost, tokens) == pytest.approx(max(more), rel=1e-12)
+    prices = round_prices(cost, parameters.longest_draft, tokens=tokens)
+    assert theory.slowest(parameters, tokens, cost)[0] == pytest.approx(tokens * (prices.time.max() + max(more)), rel=1e-12)
+    tally = walked(parameters, tokens, cost, np.array([accepted[:-1]]).T, np.zeros((tokens - 1, 1), dtype=np.uint8))
+    assert (float(tally.time[0]), float(tally.busy[0])) == pytest.approx((run.latency, run.busy), rel=1e-12)
+
+
+def chance_of(law: Chain, path: tuple[bool, ...]) -> float:
+    low, high = law.chances(max(len(path), 1))
+    before = (False, *path)
+    rates = [high[place] if before[place] else low[place] for place in range(len(path))]
+    return math.prod(float(rate if hit else 1 - rate) for rate, hit in zip(rates, path, strict=True))
+
+
+LAWS: dict[str, Any] = {"iid": Iid(0.6), "position": ByPosition([0.9, 0.2, 0.6, 0.8, 0.5, 0.7]), "markov": Markov(0.6, 0.3)}
+
+
+@given(st.data(), st.sampled_from(("colocated", "separate")), st.integers(1, 6), st.integers(1, 4), st.sampled_from([*LAWS]))
+@settings(max_examples=examples(15), deadline=None)
+def test_the_heuristics_formula_is_the_mean_over_all_decodings(
+    data: st.DataObject, placement: str, tokens: int, longest: int, law: str
+) -> None:
+    cost, first = data.draw(costs(placement)), data.draw(st.integers(1, longest))
+    parameters = choice("heuristic", placement=placement, max_draft_length=longest, draft_length=first)
+    every = [*itertools.product((False, True), repeat=tokens - 1)]
+    runs = [simulated(parameters, tokens, cost, (*each, False), [0] * tokens) for each in every]
+    chance = np.array([chance_of(LAWS[law], each) for each in every])
+    time, busy = np.array([run.latency for run in runs]), np.array([run.busy for run in runs])
+    found = theory.predict(parameters, tokens, LAWS[law], cost)
+    assert float(found.latency) == pytest.approx(float(chance @ time), rel=1e-12)
+    assert float(found.busy) == pytest.approx(float(chance @ busy), rel=1e-12)
+    assert float(found.latency_variance) == pytest.approx(float(chance @ time**2 - (chance @ time) ** 2), abs=1e-9)
+
+
+@given(st.data(), st.sampled_from(("colocated", "separate")), st.integers(1, 4), st.integers(1, 4), st.sampled_from([*LAWS]))
+@settings(max_examples=examples(8), deadline=None)
+def test_the_formula_of_drafts_that_stop_is_the_mean_over_all_decodings(
+    data: st.DataObject, placement: str, tokens: int, longest: int, law: str
+) -> None:
+    cost, low, high = data.draw(costs(placement)), 0.2, 0.7
+    parameters = choice("confidence", placement=placement, max_draft_length=longest)
+    chances = {0: 1 - high, 1: high - low, 3: low}  # unsure of neither, of wrong tokens, of both
+    mean, held = 0.0, 0.0
+    for path in itertools.product((False, True), repeat=tokens - 1):
+        for doubts in itertools.product(chances, repeat=tokens - 1):
+            run = simulated(parameters, tokens, cost, (*path, False), doubts)
+            chance = chance_of(LAWS[law], path) * math.prod(chances[each] for each in doubts)
+            mean, held = mean + chance * run.latency, held + chance * run.busy
+    found = theory.predict(parameters, tokens, {"accept": LAWS[law], "confidence": TwoClass(low, high)}, cost)
+    assert (float(found.latency), float(found.busy)) == pytest.approx((mean, held), rel=1e-12)
+
+
+def test_passes_that_take_the_same_everywhere_are_the_papers_own() -> None:
+    """In seconds, and in layer-times, one is the other times the seconds of a layer; and what policies believe is the same."""
+    shape, draft = growing(LAYERS).of["target"].shape, growing(1).of["target"].shape
+    of = {"target": UniformLayers(shape, 0.002), "draft": UniformLayers(draft, 0.002)}
+    seconds, layers = PassSeconds(of, prompt=7), UnitCost(LAYERS, cost_ratio=1 / LAYERS)
+    for policy in ALL:
+        parameters = Parameters(LAYERS, policy)
+        assert parameters.with_costs(seconds) == parameters.with_costs(layers)
+    law = {"accept": Iid(0.7), "confidence": TwoClass(0.2, 0.7)}
+    for policy, own in (("heuristic", law["accept"]), ("confidence", law)):
+        one, other = (theory.predict(Parameters(LAYERS, policy), 50, own, cost) for cost in (seconds, layers))
+        for name in ("latency", "busy", "plain_latency", "rounds", "drafted"):
+            scale = 0.002 if name in ("latency", "busy", "plain_latency") else 1.0
+            assert float(getattr(one, name)) == pytest.approx(scale * float(getattr(other, name)), rel=1e-12)
+
+
+def test_policies_believe_in_times_at_the_middle() -> None:
+    cost = growing(LAYERS, draft=0.1, middle=40)
+    parameters = Parameters(LAYERS, "optimum", max_draft_length=5).with_costs(cost)
+    curve, ratio = parameters.believed_verify_cost, parameters.believed_cost_ratio
+    assert curve is not None
+    assert ratio is not None
+    assert [width for width, _ in curve] == [1, 2, 3, 4, 5, 6]
+    for width, time in curve:
+        assert time == pytest.approx(float(cost.verify_times(width, 40) / cost.plain_times(40)), rel=1e-14)
+    assert ratio == pytest.approx(float(cost.draft_times(40) / cost.plain_times(40)), rel=1e-14)
+    assert Parameters(LAYERS, "gradient").with_costs(cost).believed_verify_cost is None
+    given = replace(parameters, believed_cost_ratio=0.5)
+    assert given.with_costs(growing(LAYERS, draft=0.7)) == given
