@@ -22,7 +22,6 @@ from model.methods import rounds
 from model.methods.hierarchical.algorithm import Parameters
 from model.methods.rounds import AcceptanceLaw, ReplayRounds, Rounds
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Law, Markov, Replay
-from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -82,10 +81,7 @@ def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> PassPric
         )
         return np.atleast_2d(found)
 
-    whole, widths = LayerSpan(0, cost.layers), np.arange(1, longest + 2)
-    verify = np.atleast_2d(
-        rounds.times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width), widths, tokens)
-    )
+    verify = rounds.verify_from(cost, longest + 1, 1 if cost.uniform else tokens)
     if cost.uniform:
         passes = np.arange(longest + 1.0)
         small, medium = (np.atleast_2d(passes * cost.draft_times(role=role)) for role in ("draft", "medium"))
@@ -112,8 +108,9 @@ def longest_inner(parameters: Parameters) -> int:
 
 
 class RoundPrices(NamedTuple):
-    """What comes of a round whose draft has 0, 1, ... tokens that the medium model keeps, or of one round in each replication; arrays
-    of one length.
+    """What comes of a round whose draft has 0, 1, ... tokens that the medium model keeps, or of a round of each replication.
+
+    Arrays of one length.
     """
 
     time: Floats
