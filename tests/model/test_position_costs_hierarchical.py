@@ -89,6 +89,8 @@ ALL_DIFFER = growing(LAYERS, draft=0.2, medium=0.6, prompt=7, batch=3, link=0.4,
 
 
 @given(choices, costs(), st.integers(1, 24), st.integers(0, 10**6), st.sampled_from((0.5, 0.8, 1.0)), st.sampled_from((0.5, 0.9)))
+@example(choice("recursive", 5, 1, placement="separate"), ALL_DIFFER, 18, 1, 0.8, 0.8)  # drafts behind inner ones kept as a whole
+@example(choice("bonus", 2), growing(LAYERS, draft=1e-9, medium=1e-9), 24, 1, 0.0, 0.5)  # next to the bound of `slowest`
 @settings(max_examples=examples(40, 500), deadline=None)
 def test_paths_are_those_of_the_simulator(
     parameters: Parameters, cost: PassSeconds, tokens: int, seed: int, large: float, medium: float
@@ -133,6 +135,7 @@ def test_the_formula_is_the_mean_over_every_path_of_the_simulator(
 
 @given(choices, KINDS, KINDS)
 @example(choice("recursive", 3, 1), "markov", "markov")
+@example(choice("recursive", 5, 1), "iid", "markov")
 @example(choice("recursive", 3, 2, placement="separate"), "iid", "position")
 @example(choice("recursive", 4, 4), "position", "markov")
 @example(choice("bonus", 3), "markov", "markov")
