@@ -117,7 +117,9 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
     if (spread := folder / "distribution.parquet").exists():
         latencies = _stored(spread, {"point": int, "view": str, "latency_layers": float})
         # The first point whose latency has a distribution at all: none has where every decoding takes as long.
-        points = latencies.filter(pl.col("latency_layers").n_unique().over("point") > 1)
+        time = pl.col("latency_layers")
+        time = pl.coalesce(time, "latency_s") if "latency_s" in latencies.columns else time
+        points = latencies.filter(time.n_unique().over("point") > 1)
         first = points.filter(pl.col("point").eq_missing(points["point"].min()))
         if "paths" in first["view"]:
             first = first.filter(pl.col("view") != "events")  # the same decodings, and few of them
@@ -343,6 +345,7 @@ def of_comparison(
     drawn["time_parts"] = time_parts.draw(table)
     if pair is not None:
         drawn["gantt_pair"] = gantt_pair.draw(*pair, between=gantt_pair.rounds(*pair))
-    for (claim,), rows in [] if limits is None else limits.group_by("claim", maintain_order=True):
-        drawn[f"limits_{claim}"] = formula_limits.draw(formula_limits.few(rows))
+    claims = {} if limits is None else dict(limits.group_by("claim", maintain_order=True))
+    for claim in sorted((claim for (claim,) in claims), key=formula_limits.place):
+        drawn[f"limits_{claim}"] = formula_limits.draw(formula_limits.few(claims[claim,]))
     return [path for name, figure in drawn.items() for path in save(figure, target / name)]

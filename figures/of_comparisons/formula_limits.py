@@ -24,12 +24,18 @@ TITLES = {
     "bild": "Is Big Little Decoder as fast as its ratio of layers says?",
     "bus": "Are two processes as fast as one?",
 }
-"""What is asked of a claim; others are called by their name."""
+"""What is asked of a claim, in the order of the figures; others follow and are called by their name."""
 QUANTITIES = ("formula", "simulated", "measured")
 _NAMES = {"formula": "the formula", "simulated": "simulated with the profile (predicted)", "measured": "measured, ± its noise"}
 _COLOURS = {"formula": COLOURS[1], "simulated": COLOURS[0], "measured": INK}
 _LINES: dict[str, Any] = {"formula": LINES[1], "simulated": LINES[0], "measured": "none"}
 _NEEDED = ("claim", "x", "formula", "simulated", "measured", "noise", "x_name", "y_name")
+
+
+def place(claim: str) -> int:
+    """The place of a claim's figure among others."""
+    known = [*TITLES]
+    return known.index(claim) if claim in known else len(known)
 
 
 def draw(rows: pl.DataFrame) -> Figure:

@@ -43,7 +43,7 @@ def curve(hardware: Hardware, widths: Sequence[int], batch: int, context: int) -
     many = np.asarray(widths)
     found = pass_time(hardware, many, context, batch)
     relative = np.asarray(found.seconds / pass_time(hardware, 1, context, batch).seconds)
-    # As `model.costs.operating_point` has it: what is wrong with both alike cancels, and no more is left than the wide pass's own
+    # As `model.costs.pass_seconds` has it: what is wrong with both alike cancels, and no more is left than the wide pass's own
     # error.
     wrong = np.where(many > 1, found.error, 0.0)
     return Curve(many.astype(np.float64), relative, relative * (1 - wrong), relative * (1 + wrong))

@@ -22,14 +22,12 @@ _NEGLIGIBLE = 1e-4  # of the greatest probability; beyond where all are smaller 
 
 
 def described(rows: pl.DataFrame, results: pl.DataFrame) -> pl.DataFrame:
-    """The rows with a `name` for each point, and where a layer's seconds are known its latencies in milliseconds, `latency_ms`."""
+    """The rows with a `name` for each point, and latencies in milliseconds, `latency_ms`, where all are known in seconds."""
     points = results.join(rows.select("point").unique(), "point", how="semi", maintain_order="left")
     common = {row["point"]: ", ".join(_words(row)) for row in point_names.once(points).iter_rows(named=True)}
     found = rows.with_columns(name=pl.col("point").replace_strict(common, default="", return_dtype=pl.String))
-    if "seconds_per_layer" in points.columns and points["seconds_per_layer"].null_count() == 0:
-        seconds = dict(point_names.once(points).select("point", "seconds_per_layer").iter_rows())
-        factor = 1e3 * pl.col("point").replace_strict(seconds, return_dtype=pl.Float64)
-        found = found.with_columns(latency_ms=pl.col("latency_layers") * factor)
+    if "latency_s" in found.columns and found["latency_s"].null_count() == 0:
+        found = found.with_columns(latency_ms=1e3 * pl.col("latency_s"))
     return found
 
 
@@ -52,9 +50,9 @@ def draw(rows: pl.DataFrame) -> Figure:
     there are more than `MOST_BARS` latencies, none of them of a formula, each bar is that of a range. With `latency_ms` the axis is
     in milliseconds; with `name` a point is called by it (see `described`).
     """
+    unit = "ms" if "latency_ms" in rows.columns else "layer-times"
+    rows = rows.with_columns(latency_layers="latency_ms") if unit == "ms" else rows
     table = demand(rows, "the distribution", ("point", "view", "latency_layers", "probability"), ("name",))
-    unit = "ms" if "latency_ms" in table.columns else "layer-times"
-    table = table.with_columns(latency_layers="latency_ms") if unit == "ms" else table
     for view in table["view"].unique().sort():
         checks.one_of("view", view, VIEWS)
     points = table["point"].unique(maintain_order=True).to_list()

@@ -93,6 +93,8 @@ class PassSeconds(StepCosts):
     """Times of passes by position."""
     _layers: dict[tuple[str, int, int], Estimate] = field(default_factory=dict, init=False, repr=False)
     """Times of a layer by position, of a role, tokens of each sequence, and sequences of a pass."""
+    _totals: dict[PassShape, Estimate] = field(default_factory=dict, init=False, repr=False)
+    """Passes by position, with their errors."""
 
     uniform = False
 
@@ -108,7 +110,10 @@ class PassSeconds(StepCosts):
 
     def with_ends(self) -> tuple[PassSeconds, PassSeconds]:
         """The same where passes take as long as they may, and as short."""
-        return replace(self, sway=1.0), replace(self, sway=-1.0)
+        ends = replace(self, sway=1.0), replace(self, sway=-1.0)
+        for each in ends:
+            each._layers, each._totals = self._layers, self._totals
+        return ends
 
     def hardware(self, role: str) -> Hardware:
         """The hardware model of a role."""
@@ -186,19 +191,25 @@ class PassSeconds(StepCosts):
         where = np.asarray(at)
         single = isinstance(shape.width, int) and isinstance(shape.sequences, int) and isinstance(shape.heads, int)
         if not single or where.dtype.kind not in "iu":
-            return self._seconds(shape, where)
+            return self._swayed(shape, self._total(shape, where), where)
         known, most = self._known.get(shape), int(where.max(initial=0))
         if known is None or known.size <= most:
-            places = np.arange(max(most + 1, _GROWTH, 0 if known is None else 2 * known.size))
-            known = self._known[shape] = self._seconds(shape, places)
+            places, total = np.arange(max(most + 1, _GROWTH, 0 if known is None else 2 * known.size)), self._totals.get(shape)
+            if total is None or total.seconds.size < places.size:
+                total = self._totals[shape] = self._total(shape, places)
+            known = self._known[shape] = self._swayed(shape, Estimate(*(each[: places.size] for each in total)), places)
         return np.asarray(known[where])
 
-    def _seconds(self, shape: PassShape, at: ArrayLike) -> Floats:
+    def _total(self, shape: PassShape, at: ArrayLike) -> Estimate:
+        """A pass as a whole, for each position, width and number of sequences."""
         found = self.parts(shape, at).total
+        extent = np.broadcast_shapes(*map(np.shape, (found.seconds, shape.width, shape.sequences, at)))
         seconds = found.seconds + (self.state_check if shape.compared else 0.0)
-        if self.sway:
-            seconds = np.maximum(seconds * (1 + self.sway * self._error(shape, found, at)), 0.0)
-        return np.broadcast_to(seconds, np.broadcast_shapes(*map(np.shape, (seconds, shape.width, shape.sequences, at))))
+        return Estimate(np.broadcast_to(seconds, extent), np.broadcast_to(found.error, extent))
+
+    def _swayed(self, shape: PassShape, found: Estimate, at: ArrayLike) -> Floats:
+        """Times at this end of what is known of them."""
+        return np.maximum(found.seconds * (1 + self.sway * self._error(shape, found, at)), 0.0) if self.sway else found.seconds
 
     def _error(self, shape: PassShape, found: Estimate, at: ArrayLike) -> Floats:
         """How far the time of a pass may be off from that of a step of plain decoding: a part of both errors may be the same, which

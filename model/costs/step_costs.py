@@ -94,6 +94,16 @@ class StepCosts:
     units_share: bool = False
     """Whether units slow each other down: the engine then asks for `among`."""
 
+    @property
+    def only_layers(self) -> bool:
+        """Whether units are busy with layers alone, each for one time: unit-time is then arithmetic too."""
+        return False
+
+    @property
+    def plain(self) -> bool:
+        """Whether every layer takes one unit of time and nothing else takes any, as the papers assume."""
+        return False
+
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape behind `at` positions of the decoded text; broadcasts over `at`, widths and sequences.
 

@@ -15,6 +15,7 @@ from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, plain_work
 from model.methods.demand import Demand
+from model.methods.formula_check import FormulaCheck
 
 CONTINUOUS, STATIC, LOCKSTEP = BATCHING = ("continuous", "static", "lockstep")
 SAID = {
@@ -90,6 +91,8 @@ class MethodParameters:
         " price"
     )
     """Why the others are refused."""
+    FORMULA_CHECK: ClassVar[FormulaCheck | None] = None
+    """How real runs are compared with the formula of the method's paper, `paper_formula` of its theory; None: they are not."""
     GONE: ClassVar[Mapping[str, str]] = MappingProxyType({
         "batch": "it is now sequences, with batching = 'continuous' (a batch that is kept full), 'static' (one that waits for its"
         " slowest sequence) or 'lockstep'"

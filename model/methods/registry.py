@@ -20,6 +20,7 @@ from typing import Any
 from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.account import Work
+from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.method_parameters import MethodParameters
 from model.methods.prediction import Prediction, PredictionPoints, one_by_one
 from model.steps import Steps
@@ -140,14 +141,16 @@ class Method:
     distribution: Callable[..., tuple[Any, Any] | None] | None = None
     """Latencies and their probabilities: (parameters, tokens, law, cost)."""
     straggler_loss: Callable[..., float | None] | None = None
-    """What static batches lose by waiting: (parameters, cost, rounds, latency)."""
+    """What static batches lose by waiting: (parameters, cost, rounds, latency, tokens)."""
+    paper_formula: Callable[[ComparedRuns], FormulaPoint | None] | None = None
+    """What the formula of the method's paper says of real runs of one choice; None: nothing. See `FORMULA_CHECK`."""
 
     def predict_points(self, points: PredictionPoints) -> Prediction:
         """Expectations at many points; arrays of one value for each."""
         return one_by_one(self.predict, points) if self.predict_together is None else self.predict_together(points)
 
 
-OPTIONAL = ("work", "operations", "slowest", "distribution", "straggler_loss")
+OPTIONAL = ("work", "operations", "slowest", "distribution", "straggler_loss", "paper_formula")
 
 
 def method(name: str) -> Method:

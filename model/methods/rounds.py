@@ -8,7 +8,7 @@ starts behind it. What a round costs depends on how many tokens it drafts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.costs.step_costs import StepCosts
+from model.costs.step_costs import PassShape, StepCosts
 from model.outcomes.outcome_laws import Bools, Chain, Floats, Law, Outcomes, Replay, ReplayChances
 
 Bytes = NDArray[np.uint8]
@@ -415,11 +415,35 @@ def round_prices(cost: StepCosts, longest: int, *, tokens: int = 1, separate: bo
 
 def drafts_from(cost: StepCosts, longest: int, tokens: int, *, role: str = "draft", sequences: int = 1) -> Floats:
     """Time of 0, 1, ..., `longest` draft passes over one token from each position on; shape (tokens, longest + 1)."""
-    start, drafted = np.arange(tokens), np.arange(longest + 1)
     if cost.uniform:
-        return np.broadcast_to(drafted * cost.draft_times(role=role, sequences=sequences), (tokens, longest + 1))
-    until = np.concatenate([[0.0], np.cumsum(cost.draft_times(np.arange(tokens + longest), role=role, sequences=sequences))])
-    return np.asarray(until[start[:, None] + drafted] - until[start][:, None])
+        return np.broadcast_to(np.arange(longest + 1) * cost.draft_times(role=role, sequences=sequences), (tokens, longest + 1))
+    return sums_from(cost.draft_times(np.arange(tokens + longest), role=role, sequences=sequences), longest, tokens)
+
+
+def sums_from(times: Floats, longest: int, tokens: int) -> Floats:
+    """Sums of 0, 1, ..., `longest` of these times from each position on; shape (tokens, longest + 1).
+
+    >>> sums_from(np.array([1.0, 2.0, 4.0]), 2, 2).tolist()
+    [[0.0, 1.0, 3.0], [0.0, 2.0, 6.0]]
+    """
+    start, count = np.arange(tokens), np.arange(longest + 1)
+    until = np.concatenate([[0.0], np.cumsum(times)])
+    return np.asarray(until[start[:, None] + count] - until[start][:, None])
+
+
+def times_by_width(cost: StepCosts, shape_of: Callable[[Any], PassShape], widths: NDArray[np.int64], tokens: int) -> Floats:
+    """Times of passes by their width; shape (widths,), or (tokens, widths) where passes take other times elsewhere.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> from model.steps import LayerSpan
+    >>> cost = UnitCost(4, verify_cost=((1, 1.0), (3, 2.0)))
+    >>> times_by_width(cost, lambda width: PassShape(LayerSpan(0, 4), width=width), np.array([1, 3]), 9).tolist()
+    [4.0, 8.0]
+    """
+    if cost.uniform:
+        return cost.times(shape_of(widths))
+    start = np.arange(tokens)
+    return np.stack([cost.times(shape_of(int(width)), start) for width in widths], axis=1)
 
 
 def verify_from(cost: StepCosts, widest: int, tokens: int, *, sequences: int = 1) -> Floats:

@@ -5,14 +5,14 @@ A method that has stages gets its time and unit-time, under any law of matches a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.outcomes.outcome_laws import Chain, Law, Replay
+from model.outcomes.outcome_laws import Chain, Law, Replay, ReplayChances
 
 Floats = NDArray[np.float64]
 
@@ -21,53 +21,125 @@ class Stage(NamedTuple):
     """What one token takes of the process that decodes it, from the verification before it to its own.
 
     The first token, and every one after a miss, is decoded in stage 0; after a match in a stage the next is in its `on_match`.
-    `busy` is the unit-time spent meanwhile, the sub-processes' included.
+    `busy` is the unit-time spent meanwhile, the sub-processes' included. Where passes take other times at other positions, time
+    and unit-time are arrays with an entry for each token.
     """
 
-    time: float
-    busy: float
+    time: float | Floats
+    busy: float | Floats
     on_match: int
+
+
+class StagePoint(NamedTuple):
+    """A decoding of so many tokens, in its stages and under a law of matches."""
+
+    steps: tuple[Stage, ...]
+    tokens: int
+    law: Law
+
+
+def by_position(steps: tuple[Stage, ...]) -> bool:
+    """Whether times depend on the position."""
+    return any(np.ndim(value) for stage in steps for value in stage[:2])
 
 
 def moments(steps: tuple[Stage, ...], n: int, law: Law) -> tuple[float, float, float, float]:
     """Mean and variance of the time, mean of the unit-time and of their ratio, of decoding `n` tokens under a law of matches.
 
-    The ratio is nan where the matches of a run do not add up to its time (three stages) and the law is not a record.
+    The ratio is nan where the number of matches of a run does not say its time (three stages, or times by position) and the law is
+    not a record: as many terms as sequences of matches would have to be summed.
     """
-    miss, match = steps[0], steps[1]
-    if len(steps) == 2:
-        mass, matches = law.pmf(n - 1), np.arange(n)
-        time = n * miss.time + matches * (match.time - miss.time)
-        busy = n * miss.busy + matches * (match.busy - miss.busy)
-        mean = float(mass @ time)
-        return mean, float(mass @ (time - mean) ** 2), float(mass @ busy), float(mass @ (busy / time))
-    if isinstance(law, Replay):
-        time, busy = sums(steps, [law.first(n - 1).T], n, len(law.records))
-        return float(time.mean()), float(time.var()), float(busy.mean()), float((busy / time).mean())
-    if not isinstance(law, Chain):
-        raise checks.ParameterError("these stages need a law of single positions; ask for views = ['paths']")
-    return *_chain_moments(steps, n, law), float("nan")
+    mean, variance, busy, ratio = moments_of_points([StagePoint(steps, n, law)])[:, 0].tolist()
+    return mean, variance, busy, ratio
 
 
-def _chain_moments(steps: tuple[Stage, ...], n: int, law: Chain) -> tuple[float, float, float]:
-    """Mean and variance of the time and mean of the unit-time of `n` tokens, forward over (stage, last outcome)."""
-    times, busies = (np.array([getattr(stage, field) for stage in steps]) for field in ("time", "busy"))
-    # mass, first and second moment of the time so far, first of the unit-time: rows; stage; last outcome.
-    state = np.zeros((4, len(steps), 2))
+def moments_of_points(points: Sequence[StagePoint]) -> Floats:
+    """`moments` of many decodings, shape (4, points): those with as many tokens that walk alike go together."""
+    found = np.empty((4, len(points)))
+    together: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    counts: dict[tuple[int, int], Floats] = {}
+    for index, (steps, n, law) in enumerate(points):
+        if len(steps) == 2 and not by_position(steps):
+            if (n, id(law)) not in counts:
+                counts[n, id(law)] = law.pmf(n - 1)
+            found[:, index] = _moments_of_counts(steps, n, counts[n, id(law)])
+        elif isinstance(law, Replay):
+            time, busy = sums(steps, [law.first(n - 1).T], n, len(law.records))
+            found[:, index] = time.mean(), time.var(), busy.mean(), (busy / time).mean()
+        else:
+            together.setdefault((n, tuple(stage.on_match for stage in steps)), []).append(index)
+    for (n, on_match), where in together.items():
+        found[:3, where] = _forward_moments([points[index] for index in where], n, on_match)
+        found[3, where] = np.nan
+    return found
+
+
+def _moments_of_counts(steps: tuple[Stage, ...], n: int, mass: Floats) -> tuple[float, float, float, float]:
+    """Where time is a matter of the number of matches alone, given the law of that."""
+    (miss, match), matches = steps, np.arange(n)
+    time = n * miss.time + matches * (match.time - miss.time)
+    busy = n * miss.busy + matches * (match.busy - miss.busy)
+    mean = float(mass @ time)
+    return mean, float(mass @ (time - mean) ** 2), float(mass @ busy), float(mass @ (busy / time))
+
+
+def _forward_moments(points: Sequence[StagePoint], n: int, on_match: tuple[int, ...]) -> Floats:
+    """Mean and variance of the time and mean of the unit-time of `n` tokens, shape (3, points).
+
+    Forward over (stage, last outcome), for each chain that a law is a mixture of. What is summed is what a token takes above or
+    below its mean, so that no large squares cancel.
+    """
+    laws = {id(point.law): point.law for point in points}
+    chains = {name: _chains(law) for name, law in laws.items()}
+    first = dict(zip(chains, np.cumsum([0, *map(len, chains.values())]), strict=False))
+    # The last token's match leads nowhere, so no law is asked for it: as in the sampler. Shape (token, last outcome, chain).
+    chances = np.zeros((n, 2, sum(map(len, chains.values()))))
+    for name, each in chains.items():
+        for number, chain in enumerate(each):
+            chances[:-1, :, first[name] + number] = np.transpose(chain.chances(n - 1))
+    walks = {id(point.steps): point.steps for point in points}
+    walk = {name: index for index, name in enumerate(walks)}
+    times, busies = (
+        np.stack([[np.broadcast_to(stage[field], n) for stage in steps] for steps in walks.values()], axis=-1) for field in (0, 1)
+    )  # shape (stage, token, walk)
+    # Each column is a point under one of its chains.
+    sizes = [len(chains[id(point.law)]) for point in points]
+    of = np.repeat(np.arange(len(points)), sizes)
+    own_walk = np.repeat([walk[id(point.steps)] for point in points], sizes)
+    own_chain = np.concatenate([first[id(point.law)] + np.arange(size) for point, size in zip(points, sizes, strict=True)])
+    # Mass, first and second moment of the time so far about its mean: rows; stage; last outcome; column.
+    state = np.zeros((3, len(on_match), 2, of.size))
     state[0, 0, 0] = 1.0
-    # The last token's match leads nowhere, so the law is not asked for it: as in the sampler.
-    after_failure, after_success = (np.append(side, 0.0) for side in law.chances(n - 1))
-    for low, high in zip(after_failure, after_success, strict=True):
-        mass, first, second, busy = state
-        spent = np.stack([mass, first + mass * times[:, None], second + 2 * first * times[:, None] + mass * times[:, None] ** 2,
-                          busy + mass * busies[:, None]])  # fmt: skip
-        hit = spent * np.array([low, high])
+    mean, busy = np.zeros(of.size), np.zeros(of.size)
+    for token in range(n):
+        mass = state[0].sum(axis=1)
+        time = times[:, token][:, own_walk]
+        expected = (mass * time).sum(axis=0)
+        mean += expected
+        busy += (mass * busies[:, token][:, own_walk]).sum(axis=0)
+        above = (time - expected)[:, None]
+        state[2] += above * (2 * state[1] + above * state[0])
+        state[1] += above * state[0]
+        hit = state * chances[token][:, own_chain]
+        missed = (state - hit).sum(axis=(1, 2))
         state = np.zeros_like(state)
-        state[:, 0, 0] = (spent - hit).sum(axis=(1, 2))
-        for index, stage in enumerate(steps):
-            state[:, stage.on_match, 1] += hit[:, index].sum(axis=1)
-    _, mean, square, busy_mean = state.sum(axis=(1, 2))
-    return float(mean), float(max(square - mean**2, 0.0)), float(busy_mean)
+        state[:, 0, 0] = missed
+        for stage, following in enumerate(on_match):
+            state[:, following, 1] += hit[:, stage].sum(axis=1)
+    variance = np.maximum(state[2].sum(axis=(0, 1)), 0.0)
+    weight = 1 / np.array(sizes)
+    means = weight * np.bincount(of, mean)
+    spread = weight * np.bincount(of, variance + (mean - means[of]) ** 2)
+    return np.stack([means, spread, weight * np.bincount(of, busy)])
+
+
+def _chains(law: Law) -> Sequence[Chain]:
+    """The chains of which a law is one, all equally likely."""
+    if isinstance(law, Chain):
+        return (law,)
+    if isinstance(law, ReplayChances):
+        return law.chains
+    raise checks.ParameterError("these stages need a law of single positions; ask for views = ['paths']")
 
 
 def sums(
@@ -82,6 +154,8 @@ def sums(
     >>> time.tolist(), busy.tolist()
     ([60.0, 80.0], [180.0, 200.0])
     """
+    if by_position(steps):
+        return _sums_by_position(steps, matches, tokens, replications)
     if len(steps) == 2:
         count = np.zeros(replications)
         for tile in matches:
@@ -89,17 +163,45 @@ def sums(
             count += np.add.reduce(tile.view(np.uint8), axis=0, dtype=np.uint8 if len(tile) < 256 else np.int64)
         miss, match = steps
         time, busy = tokens * miss.time + count * (match.time - miss.time), tokens * miss.busy + count * (match.busy - miss.busy)
-        return time, busy
-    on_match = np.array([stage.on_match for stage in steps], dtype=np.uint8)
+        return np.asarray(time), np.asarray(busy)
     visits = np.zeros((len(steps), replications))
-    stage = np.zeros(replications, dtype=np.uint8)
-    for tile in matches:
-        for row in tile:
-            stage = on_match.take(stage, mode="clip") * row  # clipped, as checking every index takes longer than the look-up
-            for index in range(1, len(steps)):
-                visits[index] += stage == index
+    for stage in _walked(steps, matches, replications):
+        for index in range(1, len(steps)):
+            visits[index] += stage == index
     visits[0] = tokens - visits[1:].sum(axis=0)
     return (
         np.asarray(np.array([stage.time for stage in steps]) @ visits),
         np.asarray(np.array([stage.busy for stage in steps]) @ visits),
     )
+
+
+def _sums_by_position(
+    steps: tuple[Stage, ...], matches: Iterable[NDArray[np.bool_]], tokens: int, replications: int
+) -> tuple[Floats, Floats]:
+    # Shape (time and unit-time, stage, token).
+    spent = np.array([[np.broadcast_to(stage[field], tokens) for stage in steps] for field in (0, 1)])
+    found, at = np.zeros((2, replications)), 0
+    if len(steps) == 2:
+        saved = spent[:, 1] - spent[:, 0]
+        for tile in matches:
+            found += saved[:, at + 1 : at + 1 + len(tile)] @ tile.astype(np.float64)
+            at += len(tile)
+        found += spent[:, 0].sum(axis=1, keepdims=True)
+    else:
+        found += spent[:, 0, :1]
+        for at, stage in enumerate(_walked(steps, matches, replications), start=1):
+            found += spent[:, :, at].take(stage, axis=1, mode="clip")
+    time, busy = found
+    return time, busy
+
+
+def _walked(
+    steps: tuple[Stage, ...], matches: Iterable[NDArray[np.bool_]], replications: int
+) -> Iterable[NDArray[np.uint8]]:
+    """The stage of each token behind the first, in every replication."""
+    on_match = np.array([stage.on_match for stage in steps], dtype=np.uint8)
+    stage = np.zeros(replications, dtype=np.uint8)
+    for tile in matches:
+        for row in tile:
+            stage = on_match.take(stage, mode="clip") * row  # clipped, as checking every index takes longer than the look-up
+            yield stage

@@ -7,10 +7,8 @@ choice without plain decoding of the same prompts beside it.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import hypot
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +25,7 @@ from model.logs.replay import told
 from model.logs.spans import Span, of_main
 from model.logs.spans import beside as at_once
 from model.methods import registry
-from model.methods.bild import theory as bild
-from model.methods.bild.algorithm import UNSURE
-from model.methods.ppd import theory as ppd
-from model.methods.speculative import theory as speculative
+from model.methods.formula_check import ComparedRuns
 from model.steps import Forward, LayerSpan
 from sim.comparison.predict import over_processes, predict, profiles_of, spent_by_main
 
@@ -71,14 +66,10 @@ def limits(runs: MeasuredRuns, table: pl.DataFrame, profiles: Mapping[str, Profi
     timed = [Compared(runs.timed[row["decoding"]].decoding, row) for row in table.iter_rows(named=True)]
     timed = [each for each in timed if len(each.decoding.commits) > 1 and each.tokens > 0]
     plain = [each for each in timed if each.decoding.method == registry.PLAIN]
-    claims: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
-        "verify": _verify, "ppd": _ppd, "skipdecode": _skipdecode, "bild": _bild, "bus": partial(_bus, runs),
-    }  # fmt: skip
     other = "; a profile of ANOTHER machine, model or dtype" if any(table["mismatch"]) else ""
     rows = [
-        {"claim": claim, **row, "about": row["about"] + other}
-        for claim, rows_of in claims.items()
-        for row in rows_of(timed, plain, cost)
+        {**row, "about": row["about"] + other}
+        for row in (*_of_methods(timed, plain, cost), *_bus(runs, timed, cost))
     ]
     text = dict.fromkeys(("claim", "series", "x_name", "y_name", "about"), pl.String)
     return pl.DataFrame(rows, schema={name: text.get(name, pl.Float64) for name in COLUMNS})
@@ -106,82 +97,42 @@ def together(names: Sequence[str], found: Sequence[pl.DataFrame]) -> pl.DataFram
 # --- The claims ---------------------------------------------------------------------------------------------------------
 
 
-def _verify(timed: Sequence[Compared], plain: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
-    """Theorem 3.8 of [Leviathan2023], in which a pass over gamma + 1 tokens takes as long as over one."""
-    own = [each for each in timed if each.decoding.method == "speculative" and each.decoding.settings.get("sequences", 1) == 1]
-    for (series, length), group, beside in _groups(own, plain, "draft_length"):
-        found = drafting(pooled(each.decoding for each in group)[0])
-        if not found.tested:
+def _of_methods(timed: Sequence[Compared], plain: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
+    """The formulas of papers, of the methods that declare how they are checked; each claim along one axis."""
+    for name in dict.fromkeys(each.decoding.method for each in timed):
+        check = registry.parameters(name).FORMULA_CHECK
+        formula = registry.method(name).paper_formula if check is not None else None
+        if check is None or formula is None:
             continue
-        ratio = _pass(cost, "draft", group) / _pass(cost, "target", group)
-        yield {
-            "series": series, "x": float(length), "formula": float(speculative.speedup(found.acceptance_rate, length, ratio)),
-            **_speeds(group, beside), "x_name": "draft length γ", "y_name": _SPEED,
-            "about": "Theorem 3.8, with the accepted share of tested tokens counted at each length (measured)"
-            f" and c = {ratio:.2f}, single passes over one token (measured, of the profiles)",
-        }  # fmt: skip
+        own = [each for each in timed if each.decoding.method == name and each.decoding.settings.get("sequences", 1) == 1]
+        if check.over_processes:
+            own = [each for each in own if each.row["method"] == f"{name}-processes"]
+        found: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+        for (series, value), group, beside in _groups(own, plain, check.swept, check.rate):
+            point = formula(_counted(group, cost))
+            if point is not None:
+                speeds = _speeds(group, beside)
+                times = {name: 1 / speeds[name] for name in ("simulated", "measured")} if check.of_time else {}
+                found[value is not None].append({
+                    "claim": check.claim, "series": series, "x": float(point.x), "formula": point.value, **speeds, **times,
+                    "x_name": point.x_name, "y_name": _TIME if check.of_time else _SPEED, "about": point.about,
+                })  # fmt: skip
+        yield from found[True] or found[False]  # some choices leave the parameter out: they are drawn by themselves
 
 
-def _ppd(timed: Sequence[Compared], plain: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
-    """Theorem 4.1 of [Yang2024], in which early predictions, dispatch and promotion take no time: of runs on several processes."""
-    for each in timed:
-        decoding = each.decoding
-        if each.row["method"] != "ppd-processes":
-            continue
-        layers, early = decoding.settings["layers"], decoding.settings["exit_layer"]
-        if decoding.settings["form"] != "nested" and 2 * early < layers:
-            continue  # which the theorem is not about
-        beside = [other for other in plain if other.row["prompt"] == each.row["prompt"]]
-        if not beside:
-            continue
-        # The last token's match shortens nothing; the first token is not looked at.
-        matches = [commit.kind == "match" for commit in decoding.commits[:-1]]
-        tokens, rate = len(matches) + 1, float(np.mean(matches))
-        whole, first = (ppd.expected_latency(layers, early, count, rate) for count in (tokens, 1))
-        yield {
-            "series": _other(decoding, ()), "x": rate, "formula": float(layers * (tokens - 1) / (whole - first)),
-            **_speeds([each], beside), "x_name": "match rate p of the decoding (measured)", "y_name": _SPEED,
-            "about": "Theorem 4.1, with the matches of each decoding (measured)",
-        }  # fmt: skip
+def _counted(group: Sequence[Compared], cost: ReplayedSeconds) -> ComparedRuns:
+    decodings = [each.decoding for each in group]
+
+    def layers() -> float:
+        return sum(_layers(each, cost) for each in decodings) / sum(each.tokens for each in group)
+
+    def ratio(role: str) -> float:
+        return _pass(cost, role, group) / _pass(cost, "target", group)
+
+    return ComparedRuns(decodings, drafting(pooled(decodings)[0]), ratio, layers)
 
 
-def _skipdecode(timed: Sequence[Compared], plain: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
-    """A token that goes through half of the layers takes half of the time."""
-    own = [each for each in timed if each.decoding.method == "skipdecode" and each.decoding.settings.get("sequences", 1) == 1]
-    for (series, least), group, beside in _groups(own, plain, "min_layers"):
-        layers = sum(_layers(each.decoding, cost) for each in group) / sum(each.tokens for each in group)
-        speeds = _speeds(group, beside)
-        times = {name: 1 / speeds[name] for name in ("simulated", "measured")}
-        yield {
-            "series": series, "x": float(least), "formula": layers / group[0].decoding.settings["layers"],
-            **speeds, **times, "x_name": "least layers of a token", "y_name": _TIME,
-            "about": "the formula: layers of a token over all layers (counted)",
-        }  # fmt: skip
-
-
-def _bild(timed: Sequence[Compared], plain: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
-    """Big Little Decoder, where a pass of the small model costs its share of layers, as [Kim2023] compares models."""
-    own = [each for each in timed if each.decoding.method == "bild" and each.decoding.settings["exit_layer"] is None]
-    by_threshold = any(each.decoding.settings["fallback_threshold"] is not None for each in own)
-    x_name = "fallback threshold" if by_threshold else "fallback rate (measured)"
-    for (series, threshold), group, beside in _groups(own, plain, "fallback_threshold", "fallback_rate"):
-        fallback, rollback = rates(each.decoding for each in group)
-        if np.isnan(fallback) or by_threshold != (threshold is not None):
-            continue
-        settings = group[0].decoding.settings
-        ratio = settings["draft_layers"] / settings["layers"]
-        speed = bild.speedup(fallback, rollback, settings["max_draft_length"], ratio, variant=settings["variant"])
-        yield {
-            "series": series, "x": float(threshold) if by_threshold else fallback, "formula": float(speed),
-            **_speeds(group, beside), "x_name": x_name, "y_name": _SPEED,
-            "about": f"the formula: rates counted at each choice (measured), c = {settings['draft_layers']}/{settings['layers']}, "
-            "the ratio of layers",
-        }  # fmt: skip
-
-
-def _bus(
-    runs: MeasuredRuns, timed: Sequence[Compared], plain: Sequence[Compared], cost: ReplayedSeconds
-) -> Iterator[dict[str, Any]]:
+def _bus(runs: MeasuredRuns, timed: Sequence[Compared], cost: ReplayedSeconds) -> Iterator[dict[str, Any]]:
     """Processes with a core each, as if each had a memory of its own: what the main one's passes take while others are at work."""
     of = {role: each for role, each in cost.of.items() if isinstance(each, ProfileCosts)}
     for each in timed:
@@ -202,7 +153,7 @@ def _bus(
         made = [span for span in spans if span.what != "forward" or span.fate != "cancelled"]
         nested = whole - of_main(made)["forward"]  # in which processes were started, between two of its layers
         yield {
-            "series": _other(each.decoding, ()), "x": beside / whole, "formula": 1.0,
+            "claim": "bus", "series": _other(each.decoding, ()), "x": beside / whole, "formula": 1.0,
             "simulated": spent_by_main(slowed)["forward"] / spent_by_main(free)["forward"], "measured": (whole - nested) / alone,
             "noise": each.row["noise"], "x_name": "share of the main process's passes with another one at work (measured)",
             "y_name": "time of its passes over that of passes alone",
@@ -218,36 +169,20 @@ def _pass_of(span: Span) -> Forward:
 # --- What they are made of ----------------------------------------------------------------------------------------------
 
 
-def rates(decodings: Iterable[Decoding]) -> tuple[float, float]:
-    """How often a small model was unsure, of the times that it was asked, and how often a token was taken back of those judged.
-
-    Counted from what was read, over all of these decodings of Big Little Decoder; nan, or 0, where nothing was asked.
-    """
-    asked: Counter[str] = Counter()
-    unsure = back = 0
-    for each in decodings:
-        threshold = each.settings["fallback_threshold"]
-        low = UNSURE if threshold is None else threshold
-        asked.update(read.question.kind for read in each.reads)
-        unsure += sum(read.answer < low for read in each.reads if read.question.kind == "confidence")
-        back += sum(commit.kind == "rollback" for commit in each.commits)
-    fallback = unsure / asked["confidence"] if asked["confidence"] else float("nan")
-    return fallback, back / asked["distance"] if asked["distance"] else 0.0
-
-
 Group = tuple[tuple[str, Any], list[Compared], list[Compared]]
 
 
 def _groups(timed: Sequence[Compared], plain: Sequence[Compared], along: str, rate: str = "") -> Iterator[Group]:
     """Decodings of the same choice, with those of plain decoding on the same prompts; a prompt without one is left out.
 
-    What they are called says neither the parameter that they are swept `along`, nor the `rate` that forced outcomes are.
+    What they are called says neither the parameter that they are swept `along`, nor the `rate` that forced outcomes are. Without a
+    parameter each decoding is a group.
     """
-    found: dict[tuple[str, Any, Any], list[Compared]] = {}
-    for each in timed:
-        value = each.decoding.settings[along]
-        found.setdefault((_other(each.decoding, (along,)), value, each.row["forced"]), []).append(each)
-    for (series, value, forced), group in found.items():
+    found: dict[tuple[str, Any, Any, int], list[Compared]] = {}
+    for number, each in enumerate(timed):
+        value = each.decoding.settings[along] if along else None
+        found.setdefault((_other(each.decoding, (along,)), value, each.row["forced"], 0 if along else number), []).append(each)
+    for (series, value, forced, _), group in found.items():
         prompts = {each.row["prompt"] for each in plain}
         group = [each for each in group if each.row["prompt"] in prompts]
         beside = [each for each in plain if each.row["prompt"] in {own.row["prompt"] for own in group}]

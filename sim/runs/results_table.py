@@ -95,7 +95,7 @@ def finish(grid: Grid, partial: pl.DataFrame) -> Finished:
             disagreements += agreement.on_the_same_decodings(point, part)
         rows.append(row)
         if grid.points <= FEW_POINTS:
-            distributions += _distribution(point, view, part)
+            distributions += _distribution(point, view, case, part)
             accepted += _accepted(point, view, part)
     if grid.points <= FEW_POINTS:
         for point in by_point:
@@ -112,7 +112,9 @@ def _whole(part: pl.DataFrame, name: str) -> bool:
 
 
 ACCEPTED = {"point": pl.Int64, "view": pl.String, "accepted": pl.Int64, "rounds": pl.Int64}
-DISTRIBUTION = {"point": pl.Int64, "view": pl.String, "latency_layers": pl.Float64, "probability": pl.Float64}
+DISTRIBUTION = {
+    "point": pl.Int64, "view": pl.String, "latency_layers": pl.Float64, "latency_s": pl.Float64, "probability": pl.Float64
+}
 
 
 def _formula(grid: Grid, point: int) -> dict[str, float] | None:
@@ -124,12 +126,25 @@ def _formula(grid: Grid, point: int) -> dict[str, float] | None:
         return None
 
 
-def _distribution(point: int, view: str, part: pl.DataFrame) -> list[dict[str, Any]]:
+def _in_layers(name: str) -> bool:
+    """Whether a column has times in layer-times, or bounds of them."""
+    return name.startswith(("latency_layers", "latency_sd_layers", "busy_layers", "reserved_layers"))
+
+
+def _latency(case: Case, value: float) -> dict[str, float | None]:
+    """A latency in layer-times and in seconds, where it is known in them."""
+    seconds = case.seconds
+    return {
+        "latency_layers": None if case.priced is not None else value, "latency_s": None if seconds is None else value * seconds
+    }
+
+
+def _distribution(point: int, view: str, case: Case, part: pl.DataFrame) -> list[dict[str, Any]]:
     each = part.select("values", "counts").explode("values", "counts")
     counts = each.group_by("values").agg(pl.col("counts").sum()).sort("values")
     total = counts["counts"].sum()
     return [
-        {"point": point, "view": view, "latency_layers": value, "probability": count / total} for value, count in counts.iter_rows()
+        {"point": point, "view": view, **_latency(case, value), "probability": count / total} for value, count in counts.iter_rows()
     ]
 
 
@@ -151,7 +166,7 @@ def _law(point: int, case: Case) -> list[dict[str, Any]]:
     if found is None:
         return []
     pairs = zip(*(values.tolist() for values in found), strict=True)
-    return [{"point": point, "view": "formula", "latency_layers": value, "probability": chance} for value, chance in pairs]
+    return [{"point": point, "view": "formula", **_latency(case, value), "probability": chance} for value, chance in pairs]
 
 
 def table(frame: pl.DataFrame) -> pl.DataFrame:
@@ -172,10 +187,12 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
             pl.when(pl.col("tensor_parallel") == 1).then(pl.col(name)).otherwise(pl.col(other)).alias(other)
             for name, other in own.items() if name in names and other in names
         )  # fmt: skip
-    if "seconds_per_layer" in names:
-        times = {f"{name}_layers": (f"{name}_s", 1.0) for name in ("latency", "busy", "reserved")}
+    if "seconds_per_layer" in names or "in_seconds" in names:
+        times = {name: (name.replace("_layers", "_s"), 1.0) for name in names if _in_layers(name)}
         times |= {name: (name.replace("layers", "ms"), 1e3) for name in names if name.startswith("tpot_layers")}
-        seconds = pl.col("seconds_per_layer")
+        held = pl.col("in_seconds").fill_null(False) if "in_seconds" in names else pl.lit(False)
+        seconds = pl.col("seconds_per_layer") if "seconds_per_layer" in names else pl.lit(None, dtype=pl.Float64)
+        seconds = pl.when(held).then(1.0).otherwise(seconds)
         # What a layer takes is known to within an error: of the bounds from inputs it is a part.
         wrong = pl.col("seconds_error").fill_null(0.0) if "seconds_error" in names else pl.lit(0.0)
         bounds = {"_input_low": 1 - wrong, "_input_high": 1 + wrong}
@@ -186,7 +203,9 @@ def arranged(frame: pl.LazyFrame) -> pl.LazyFrame:
         frame = frame.with_columns(
             (pl.col(name) * seconds * factor * share(name)).alias(other) for name, (other, factor) in times.items()
         )
-        names += [other for other, _ in times.values()]
+        # Of costs in seconds no time is in layer-times.
+        frame = frame.with_columns(pl.when(held).then(None).otherwise(pl.col(name)).alias(name) for name in times)
+        names = [name for name in names if name != "in_seconds"] + [other for other, _ in times.values()]
     estimates = metrics.columns()
     names = [name for name in names if name not in ROUNDS]
     first = ["point", "view", *(name for name in names if name not in estimates and name not in ("point", "view"))]

@@ -173,7 +173,7 @@ def describing(frame: pl.DataFrame) -> list[str]:
         *(name for name in frame.columns if name.startswith("tpot_ms")),
     }  # fmt: skip
     if "seconds_error" in frame.columns:
-        aside |= {"seconds_per_layer", "seconds_error", "context_drift", "memory_share", "prompt_s", "cost_source", "cost_missing"}
+        aside |= {"seconds_per_layer", "seconds_error", "memory_share", "prompt_s", "cost_source", "cost_missing"}
     fewer = pl.col("contended") | (pl.col("units") != pl.col("reserved_units"))
     if frame["units"].n_unique() > 1 and frame.select(fewer.any()).item():
         aside -= {"units"}
@@ -222,8 +222,8 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     lines.append("intervals: 95 %, from sampling")
     if "seconds_error" in names:
         lines.append(
-            f"a step's seconds are off by up to about ±{_one(table, pl.col('seconds_error').max()):.1%}, and {_drifting(table)}:"
-            " costs are those at mid-context"
+            f"seconds of plain decoding are off by up to about ±{_one(table, pl.col('seconds_error').max()):.1%}; each pass has the"
+            " price of its own context"
         )
         lacking = table.select(pl.col("cost_missing").drop_nulls().unique()).collect()["cost_missing"].to_list()
         if lacking:
@@ -269,13 +269,6 @@ def _of_waiting(table: pl.LazyFrame, names: Sequence[str]) -> list[str]:
     if "match_rate" in names and _one(waiting, ((pl.col("view") == "events") & pl.col("match_rate").is_not_null()).any()):
         lines.append("where something may wait, which candidate is right is assumed to be any with equal chances")
     return lines
-
-
-def _drifting(table: pl.LazyFrame) -> str:
-    """How a step's time changes with the context while a sequence is decoded, with its sign."""
-    low, high = (_one(table, each) for each in (pl.col("context_drift").min(), pl.col("context_drift").max()))
-    said = [f"grow by at most {high:.1%}"] * (high > 0) + [f"fall by at most {-low:.1%}"] * (low < 0)
-    return f"{' or '.join(said) or 'are the same'} from the first token to the last"
 
 
 def _lossy(table: pl.LazyFrame) -> list[str]:

@@ -53,9 +53,9 @@ def described(
 ) -> RecordedDecoding:
     """The same with what it is of; `options` are the others of `record`."""
     run, case, about = _recorded(scenario, point=point, replication=replication, **options)
-    if case.seconds_per_layer is None:
+    if case.seconds is None:
         return RecordedDecoding(run, about, "layer-times")
-    factor = 1e3 * case.seconds_per_layer
+    factor = 1e3 * case.seconds
     intervals = [row._replace(start=factor * row.start, end=factor * row.end) for row in run.intervals]
     commits = [(factor * time, kind, count) for time, kind, count in run.commits]
     scaled = replace(run, latency=factor * run.latency, busy=factor * run.busy, intervals=intervals, commits=commits)

@@ -17,7 +17,8 @@ from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
 from model.base.table_records import build, renamed
-from model.costs.layer_times import OPERATIONS, RATIOS, UnitCost
+from model.costs.layer_times import UnitCost
+from model.costs.step_costs import OPERATIONS, RATIOS, StepCosts
 from model.costs.width_curve import WidthCurve
 from model.methods import method_parameters, registry
 from model.methods.demand import Demand
@@ -253,8 +254,10 @@ class Case:
     settings: Settings
     outcomes: Mapping[str, Outcome]
     """By the name of what the method asks for."""
-    cost: UnitCost
+    cost: StepCosts
+    """In layer-times, or in seconds on hardware."""
     seconds_per_layer: float | None
+    """What a layer-time is, where it is said and times are in layer-times."""
     cluster: Cluster
     shapes: Mapping[str, Shape] = dataclasses.field(default_factory=dict)
     """Of all its models, by role, or of none."""
@@ -292,18 +295,18 @@ class Case:
     @property
     def plain_time(self) -> float:
         """Time of plain decoding of the same tokens, in the same batches, on one unit: the devices that layers are split over."""
-        return self._plain_time(self.cost)
+        return self.parameters.plain_time(self.settings.tokens, self.cost)
 
     @property
     def plain_time_on_one_device(self) -> float | None:
-        """The same on one device, in layer-times of this point, where units are of several and the model fits one; else None."""
-        if self.priced is None or self.priced.one_device is None:
-            return None
-        point = self.priced.one_device
-        return self._plain_time(point.cost) * point.seconds_per_layer / self.priced.point.seconds_per_layer
+        """The same on one device, where units are of several and the model fits one; else None."""
+        alone = None if self.priced is None else self.priced.one_device
+        return None if alone is None else self.parameters.plain_time(self.settings.tokens, alone)
 
-    def _plain_time(self, cost: UnitCost) -> float:
-        return self.parameters.plain_time(self.settings.tokens, cost)
+    @property
+    def seconds(self) -> float | None:
+        """What the unit of the costs is [s]; None where nothing says it."""
+        return self.seconds_per_layer if self.priced is None else 1.0
 
     @property
     def tensor_parallel(self) -> int:
@@ -395,17 +398,22 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     parameters.check_tokens(settings.tokens)
     cost = build(HardwareCost if real else Cost, cost_table, where["cost"])
     parameters = replace(parameters, **_depths(cost, parameters, table))
+    cluster = build(Machine, tables.get("cluster", {}), "cluster").cluster(parameters.units)
     priced = None
-    if real:
-        priced = hardware_cost.priced(cost, parameters, settings.tokens, where["cost"], name)
+    if isinstance(cost, HardwareCost):
+        priced = hardware_cost.priced(cost, parameters, settings.tokens, cluster.units, where["cost"], name)
     if isinstance(cost, Cost) and cost.data_set is not None and parameters.layers != ppd_table_3_fit.LAYERS:
         raise ParameterError(
             f"method.layers must be {ppd_table_3_fit.LAYERS} with {where['cost']}.data_set, whose times are of "
             f"{ppd_table_3_fit.MODEL}, got {parameters.layers}; set it, or say seconds_per_layer instead"
         )
-    model = cost.model(parameters.layers) if priced is None else priced.point.cost
+    if priced is not None:
+        parameters = parameters.with_costs(priced.cost)
+        return Case(name, parameters, settings, {}, priced.cost, None, cluster, priced.shapes, priced)
+    assert isinstance(cost, Cost)
+    model = cost.model(parameters.layers)
     for role in parameters.roles:
-        if model.whole(role) is None:
+        if not model.runs(role):
             raise ParameterError(
                 f"{where['cost']}.{RATIOS[role]} is required by method {name} and has no default: the time of a pass of the {role}"
                 " model over one of the target"
@@ -418,21 +426,9 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
             " over that of one in the target; or leave out both, and operations are not counted"
         )
     widest = parameters.widest_of(settings.tokens)
-    if priced is None:
-        _refuse_narrow(model, widest, parameters, where["cost"], name)
-        model = model.of_batch(parameters.full_batch, widest)
-    machine = build(Machine, tables.get("cluster", {}), "cluster")
-    cluster = machine.cluster(parameters.units)
+    _refuse_narrow(model, widest, parameters, where["cost"], name)
+    model = model.of_batch(parameters.full_batch, widest)
     parameters = parameters.with_costs(model)
-    if priced is not None:
-        if priced.tensor_parallel > 1 and 0 < parameters.separate_units < cluster.units:  # with fewer units they share the target's
-            model = replace(model, draft_devices=1 / priced.tensor_parallel)
-            ends = {
-                end: replace(getattr(priced.point, end), draft_devices=1 / priced.tensor_parallel)
-                for end in ("cost", "slow", "fast")
-            }
-            priced = replace(priced, point=replace(priced.point, **ends))
-        return Case(name, parameters, settings, {}, model, priced.point.seconds_per_layer, cluster, priced.shapes, priced)
     shapes = _shapes(cost, parameters, name, where["cost"])
     seconds = cost.seconds(parameters.layers)
     return Case(name, parameters, settings, {}, model, seconds, cluster, shapes, fitted_on=cost.fitted_on)

@@ -1,7 +1,6 @@
-"""[cost] on real hardware: kinds `profile` and `roofline`, and what a point of the grid costs by them.
+"""[cost] on real hardware: kinds `profile` and `roofline`, and what a point of the grid costs by them, in seconds.
 
-Everything becomes layer-times at one operating point (`model.costs.operating_point`), so every method runs on it in every view, and
-tables are in seconds besides.
+Each pass is priced at its own position (`model.costs.pass_seconds.PassSeconds`).
 """
 
 from __future__ import annotations
@@ -10,21 +9,24 @@ import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from model.architectures import transformer
 from model.architectures.transformer import Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.costs.operating_point import OperatingPoint, operating_point
+from model.costs.pass_seconds import TOKEN_BYTES, PassSeconds
 from model.hardware import cost_models, devices, physical_limits, profile, profile_files
-from model.hardware.cost_models import DeviceMemory, Hardware, Served
+from model.hardware.cost_models import DeviceMemory, Hardware, Served, bytes_of_state
 from model.hardware.profile_costs import ProfileCosts, shape_of
 from model.hardware.roofline import Efficiency, Roofline
-from model.methods.method_parameters import MethodParameters
+from model.methods.method_parameters import CONTINUOUS, MethodParameters
 
 KINDS = ("profile", "roofline")
 ROLES = ("target", "draft", "medium")
@@ -65,8 +67,9 @@ class HardwareCost:
     dtype
         What weights and cache are kept in. Of kind `roofline` the shape's own where left out; a profile must be of it.
     prompt
-        Cached positions when the first token is decoded. Costs are those in the middle of the text, at the batch of the method
-        (`sequences`).
+        Cached positions when the first token is decoded. Each pass is priced at its own position, at the batch of the method
+        (`sequences`): all sequences of a batch in lockstep stand at one position, those of a continuous batch at a position each,
+        so that a pass reads the mean context of the one that is decoded and of others half-way through.
     tensor_parallel
         Devices over which each layer of the large model is split; a unit is then so many devices. The draft is not split;
         with `placement` separate its unit is one device.
@@ -250,11 +253,14 @@ def _loaded(name: str, _: _Stamp) -> profile.Profile:
 class Priced:
     """What a point costs on hardware."""
 
-    point: OperatingPoint
+    cost: PassSeconds
+    error: float
+    """Relative error of the time of plain decoding [-]."""
     shapes: Mapping[str, Shape]
     tensor_parallel: int
-    one_device: OperatingPoint | None
+    one_device: PassSeconds | None
     """Plain decoding on one device, where a unit is several and the model fits one; else None."""
+    one_device_error: float
     memory: DeviceMemory | None
     """None where nobody knows how much the device has."""
     provenance: str
@@ -263,9 +269,14 @@ class Priced:
     missing: tuple[str, ...] = ()
     """Parts of a pass that nothing says the time of, though the method or its devices have them: they take none."""
 
+    @cached_property
+    def ends(self) -> tuple[PassSeconds, PassSeconds]:
+        """The costs where passes take as long as they may, and as short."""
+        return self.cost.with_ends()
 
-def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, where: str, name: str) -> Priced:
-    """The costs of a method with these parameters, decoding so many tokens."""
+
+def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, units: int, where: str, name: str) -> Priced:
+    """The costs of a method with these parameters, decoding so many tokens on a cluster of so many units."""
     models: dict[str, Hardware] = {}
     for role in ("target", *parameters.roles):
         try:
@@ -281,29 +292,56 @@ def priced(cost: HardwareCost, parameters: MethodParameters, tokens: int, where:
         if depth not in (None, found.shape.layers):
             or_not = "" if role == "target" else ", or leave it out"
             raise ParameterError(f"method.{layers} must be {found.shape.layers}, as {where} says, got {depth}; set it{or_not}")
-    batch, several = parameters.full_batch, parameters.decoded_sequences > 1
-    texts = several and not parameters.roles  # a static batch that goes column by column: a token of each
-    together = parameters.concurrent_sequences if several and parameters.roles else 1
-    widest = parameters.widest_of(tokens) // together
-    second = float(models["target"].layer(1, cost.prompt + tokens // 2, batch, busy=cost.busy).seconds)
-    more = {key.removesuffix("_s"): getattr(cost, key) / second for key in _SECONDS} | {"dispatch_law": cost.dispatch_law}
-    served: dict[str, Hardware] = {role: Served(of, cost.step_of(role)) for role, of in models.items()}
-    point = operating_point(
-        served["target"], prompt=cost.prompt, tokens=tokens, batch=batch, widest=widest, texts=texts,
-        together=together, handed_over=parameters.handover_layer, busy=cost.busy, more=more,
-        draft=served.get("draft"), medium=served.get("medium"),
+    apart = cost.tensor_parallel > 1 and 0 < parameters.separate_units < units  # with fewer units they share the target's
+    extra = tuple((name, getattr(cost, f"{name}_s")) for name in ("dispatch", "dispatch_per_process", "state_check"))
+    served: tuple[tuple[str, Hardware], ...] = tuple((role, Served(of, cost.step_of(role))) for role, of in models.items())
+    extra += (("dispatch_law", cost.dispatch_law),)
+    seconds = _prices(
+        served, parameters.full_batch, _others_at(parameters, tokens), tokens // 2, parameters.handover_layer, cost.prompt,
+        cost.busy, cost.link_s, cost.promotion_s, extra, 1 / cost.tensor_parallel if apart else 1.0,
     )  # fmt: skip
-    alone = _one_device(cost, tokens, parameters, texts=texts, together=together, widest=widest if texts else 1)
+    _refuse_no_time(seconds)
+    alone = _one_device(cost, tokens, parameters)
     shapes = {role: each.shape for role, each in models.items()}
     room = _memory(cost, models, tokens, parameters)
     source = "; ".join(dict.fromkeys(each.provenance for each in models.values()))
-    reading = float(cost_models.prompt_time(served["target"], max(cost.prompt, 1), batch).seconds)
-    return Priced(point, shapes, cost.tensor_parallel, alone, room, source, reading, _missing(cost, models, parameters))
+    reading = float(cost_models.prompt_time(served[0][1], max(cost.prompt, 1), parameters.full_batch).seconds)
+    missing = _missing(cost, models, parameters)
+    off, other = _error_of(seconds, tokens), 0.0 if alone is None else _error_of(alone, tokens)
+    return Priced(seconds, off, shapes, cost.tensor_parallel, alone, other, room, source, reading, missing)
 
 
-def _one_device(
-    cost: HardwareCost, tokens: int, parameters: MethodParameters, *, texts: bool, together: int, widest: int
-) -> OperatingPoint | None:
+@functools.lru_cache(maxsize=64)  # points that differ in drafts or outcomes alone share what passes take
+def _prices(
+    served: tuple[tuple[str, Hardware], ...], batch: int, others_at: float | None, middle: int, handed_over: int, prompt: int,
+    busy: int, link: float, promotion: float, extra: tuple[tuple[str, Any], ...], draft_devices: float,
+) -> PassSeconds:  # fmt: skip
+    """The costs of passes of these models; links and promotions come on top of what the hardware takes."""
+    target = served[0][1]
+    moving = [float(target.transfer(size).seconds) for size in (TOKEN_BYTES, bytes_of_state(target.shape, handed_over))]
+    return PassSeconds(
+        dict(served), prompt=prompt, batch=batch, others_at=others_at, middle=middle, busy=busy, link=moving[0] + link,
+        promotion=moving[1] + promotion, draft_devices=draft_devices, **dict(extra),
+    )  # fmt: skip
+
+
+def _others_at(parameters: MethodParameters, tokens: int) -> float | None:
+    """Mean position of the other sequences of a continuous batch: each is at its own, half-way through in the mean."""
+    return tokens / 2 if parameters.batching == CONTINUOUS and parameters.full_batch > 1 else None
+
+
+def _error_of(cost: PassSeconds, tokens: int) -> float:
+    """Relative error of plain decoding: those of its steps add up."""
+    at = np.arange(tokens)
+    return float(np.average(np.broadcast_to(cost.plain_error(at), at.shape), weights=cost.plain_times(at)))
+
+
+def _refuse_no_time(cost: PassSeconds) -> None:
+    if not cost.plain_times() > 0:
+        raise ParameterError(f"a step of plain decoding must take time, got {float(cost.plain_times()):g} s behind the prompt")
+
+
+def _one_device(cost: HardwareCost, tokens: int, parameters: MethodParameters) -> PassSeconds | None:
     """Plain decoding on one device instead of `tensor_parallel`; None where the model, with its cache, is not known to fit it."""
     if cost.tensor_parallel == 1:
         return None
@@ -318,9 +356,9 @@ def _one_device(
     room = cost_models.memory(single.shape, of.memory_bytes, context=cost.prompt + tokens, batch=batch)
     if room.share > 1:
         return None
-    return operating_point(
-        Served(single, cost.step_s), prompt=cost.prompt, tokens=tokens, batch=parameters.full_batch, widest=widest,
-        texts=texts, together=together, busy=cost.busy,
+    return PassSeconds(
+        {"target": Served(single, cost.step_s)}, prompt=cost.prompt, batch=parameters.full_batch,
+        others_at=_others_at(parameters, tokens), middle=tokens // 2, busy=cost.busy,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from model.base.checks import ParameterError
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.interpret.account import bill
 from model.methods import registry
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, by_outcome
@@ -252,10 +252,11 @@ def _predicted(method: registry.Method, points: PointBlock, rates: str, costs: s
     )
 
 
-def _cost(case: Case, which: str) -> UnitCost:
+def _cost(case: Case, which: str) -> StepCosts:
     if which == "cost" or case.priced is None:
         return case.cost
-    return case.priced.point.slow if which == "slow" else case.priced.point.fast
+    slow, fast = case.priced.ends
+    return slow if which == "slow" else fast
 
 
 def _law(outcome: Outcome, which: str) -> Any:
@@ -304,7 +305,7 @@ def over_one_device(case: Case, row: Row) -> Row:
     name, alone = metrics.ONE_DEVICE, case.plain_time_on_one_device
     if alone is None or case.priced.one_device is None:
         return {name: float("nan")}
-    factor, ours, theirs = alone / case.plain_time, case.priced.point.error, case.priced.one_device.error
+    factor, ours, theirs = alone / case.plain_time, case.priced.error, case.priced.one_device_error
     wrong = {"input_low": (1 - min(theirs, 1.0)) / (1 + ours), "input_high": (1 + theirs) / (1 - ours) if ours < 1 else None}
     found = {name: row["speedup"] * factor}
     for bound in metrics.BOUNDS:
@@ -316,7 +317,7 @@ def over_one_device(case: Case, row: Row) -> Row:
 def straggling(case: Case, rounds: float, latency: float) -> Row:
     """What static batches lose by waiting, where the method's theory says it, from the means of rounds and latency."""
     known = registry.method(case.method).straggler_loss
-    loss = None if known is None else known(case.parameters, case.cost, rounds, latency)
+    loss = None if known is None else known(case.parameters, case.cost, rounds, latency, case.settings.tokens)
     return {} if loss is None else {"straggler_loss": loss}
 
 

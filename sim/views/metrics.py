@@ -1,6 +1,8 @@
 """What is reported of a decoding, for every method and view alike: the columns of a table of results.
 
-Times are in layer-times (`_layers`), `busy_layers` and `reserved_layers` in layer-times summed over compute units.
+Times are in layer-times (`_layers`), `busy_layers` and `reserved_layers` in layer-times summed over compute units. Where costs are
+in seconds (kinds `profile` and `roofline`) these columns are null, and the same are in `latency_s`, `tpot_ms`, `busy_s` and
+`reserved_s`, with their bounds; where seconds_per_layer is given, they are in both.
 
 =========================  ========================================================================================
 `latency_layers`          time until the last token
@@ -32,11 +34,8 @@ Times are in layer-times (`_layers`), `busy_layers` and `reserved_layers` in lay
 `arithmetic_intensity`    operations for each byte of weights and cache that is read or written
 `plain_flops_per_token`   and `plain_weight_bytes_per_token`, `plain_arithmetic_intensity`: plain decoding's, of the same tokens in
                           the same batches
-`seconds_error`           of costs on hardware: relative error of a step of plain decoding; `*_s_input_low` and `_high` have it
-`seconds_per_layer`       what a layer-time is: a layer over one token of each sequence of the batch that is run; of a static batch,
-                          which shrinks as its sequences end, over one token of one
-`context_drift`           by how much a step of the batch that is run grows from the first token to the last, or falls, below zero:
-                          costs are those at mid-context
+`seconds_error`           of costs on hardware: relative error of the time of plain decoding; `*_s_input_low` and `_high` have it
+`seconds_per_layer`       what a layer-time is, where it is given
 `memory_share`            weights and cache over what a device has; `tensor_parallel` is over how many of them a layer is split
 `prompt_s`                reading the prompt, before the first token is decoded: it is in no other column
 `cost_source`             whose times these are: measured, composed of operations, or assumed

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from model.base import strict_json
-from model.costs.layer_times import RATIOS
+from model.costs.step_costs import RATIOS
 from model.interpret.account import bill
 from model.outcomes.outcome_kinds import KINDS
 from sim.scenarios import scenario_file
@@ -73,8 +73,7 @@ def of_costs(case: Case) -> Row:
     row |= _plain_work(case)
     row |= {} if case.seconds_per_layer is None else {"seconds_per_layer": case.seconds_per_layer}
     if case.priced is not None:
-        at = case.priced.point
-        row |= {"seconds_error": at.error, "context_drift": at.drift, "tensor_parallel": case.tensor_parallel}
+        row |= {"in_seconds": True, "seconds_error": case.priced.error, "tensor_parallel": case.tensor_parallel}
         row |= {"prompt_s": case.priced.prompt_s, "cost_source": case.priced.provenance}
         row |= {"cost_missing": ", ".join(case.priced.missing) or None}
         row |= {} if case.priced.memory is None else {"memory_share": case.priced.memory.share}

@@ -22,7 +22,7 @@ from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
 from figures.of_theory import largest_batch
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
-from model.costs.operating_point import operating_point
+from model.costs.pass_seconds import PassSeconds
 from model.hardware import profile_files
 from model.hardware.cost_models import Estimate, UniformLayers, memory, pass_time
 from model.hardware.devices import DEVICES
@@ -177,19 +177,19 @@ def test_what_has_no_roofline_is_refused() -> None:
 
 
 def test_a_wide_pass_costs_what_methods_are_charged() -> None:
-    """The same curve, with the same ends, as the engine's at that operating point."""
+    """The same curve, with the same ends, as the simulator's at that context."""
     hardware = ProfileCosts(profile_files.load(COMPOSED))
-    cost = operating_point(hardware, prompt=960, tokens=128, batch=32, widest=12)
+    cost = PassSeconds({"target": hardware}, prompt=1024, batch=32)
+    slow, fast = cost.with_ends()
+    widths, plain = np.arange(1, 13), float(cost.plain_times())
     figure = wide_pass_cost.draw({"H100": hardware}, batches=(1, 32), widest=12, context=1024)
     [axes] = figure.axes
     at, drawn = xy(lines(axes)["batch 32"])
-    assert cost.cost.verify_cost is not None
-    assert drawn == pytest.approx([time for _, time in cost.cost.verify_cost])
-    assert at.tolist() == [width for width, _ in cost.cost.verify_cost]
+    assert drawn == pytest.approx(cost.verify_times(widths) / plain)
+    assert at.tolist() == widths.tolist()
     found = wide_pass_cost.curve(hardware, range(1, 13), 32, 1024)
-    for ends, theirs in ((found.low, cost.fast.verify_cost), (found.high, cost.slow.verify_cost)):
-        assert theirs is not None
-        assert ends == pytest.approx([time for _, time in theirs])
+    for ends, theirs in ((found.low, fast), (found.high, slow)):
+        assert ends == pytest.approx(theirs.verify_times(widths) / plain)
     assert "composed of operations" in texts(figure)
     assert inside(figure)
 

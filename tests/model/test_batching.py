@@ -21,7 +21,7 @@ from model.methods.speculative import theory as speculative
 from model.methods.speculative.algorithm import Parameters
 from model.outcomes.outcome_laws import Iid
 from sim.commands.sim_app import app
-from sim.runs import run_report, trace
+from sim.runs import trace
 from sim.scenarios.hardware_cost import HardwareCost
 from tests.support.exact import mean, near, recursion
 
@@ -95,7 +95,8 @@ def test_the_views_agree(method: dict[str, Any], batching: str) -> None:
 
 
 def test_the_figure_of_the_largest_batch_is_what_a_run_tends_to() -> None:
-    """Of l tokens in R(l) rounds the run's speed-up is the figure's times l / (R(l) E[N]), exactly, at every batch."""
+    """Of l tokens in R(l) rounds the run's speed-up is the figure's times l / (R(l) E[N]) at every batch, but for the context: the
+    figure has that in the middle."""
     alpha, gamma, tokens, batches = 0.6, 3, 32, np.array([2, 8, 64])
     cost = HardwareCost(**ROOFLINE)
     target, draft = cost.of("target"), cost.of("draft")
@@ -106,7 +107,7 @@ def test_the_figure_of_the_largest_batch_is_what_a_run_tends_to() -> None:
     share = tokens / (runs * float(mean(Fraction(3, 5), gamma)))
     assert 1 - gamma / tokens < share < 1
     for batch, ends in zip(batches.tolist(), drawn, strict=True):
-        assert near(speedup(DRAFTING | {"sequences": batch}), ends * share, 1e-9)
+        assert near(speedup(DRAFTING | {"sequences": batch}), ends * share, 1e-4)
     assert drawn[0] > drawn[1] > drawn[2]
 
 
@@ -115,7 +116,7 @@ def test_the_static_batch_loses_its_straggler_loss() -> None:
     own = {"sequences": 8}
     full = speedup(DRAFTING | own)
     formula, paths, events = rows(DRAFTING | own | {"batching": "static"}, views=["formula", "paths", "events"])
-    assert near(formula["speedup"], full * (1 - formula["straggler_loss"]), 1e-9)
+    assert near(formula["speedup"], full * (1 - formula["straggler_loss"]), 1e-4)  # at contexts that differ a little
     assert 0.02 < formula["straggler_loss"] < 0.3
     for row in (paths, events):
         rounds = 8 * 32 / row["tokens_per_round"]
@@ -130,7 +131,9 @@ def _full_round() -> float:
     target, draft = cost.of("target"), cost.of("draft")
     assert target is not None
     assert draft is not None
-    return float(pass_time(target, 4, 512, 8).seconds + 3 * step_time(draft, 512, 8).seconds)
+    start = 496 + np.arange(32)
+    drafts = sum(step_time(draft, start + place, 8).seconds for place in range(3))
+    return float((pass_time(target, 4, start, 8).seconds + drafts).mean())
 
 
 # --- What the ways have in common ------------------------------------------------------------------------------------------
@@ -149,10 +152,12 @@ def test_one_sequence_is_the_same_in_every_way(method: dict[str, Any]) -> None:
 def test_plain_decoding_takes_a_step_of_the_batch_in_every_way() -> None:
     target = HardwareCost(**ALONE).of("target")
     assert target is not None
-    step = float(step_time(target, 512, 16).seconds)
     for batching in ("continuous", "static", "lockstep"):
+        at = np.arange(32)
+        at = (at + 15 * 16) / 16 if batching == "continuous" else at  # the others are half-way through in the mean
+        total = float(step_time(target, 496 + at, 16).seconds.sum())
         for row in rows(PLAIN | {"sequences": 16, "batching": batching}, cost=ALONE, views=["formula", "paths", "events"]):
-            assert (row["latency_s"], row["speedup"]) == (pytest.approx(32 * step), pytest.approx(1))
+            assert (row["latency_s"], row["speedup"]) == (pytest.approx(total), pytest.approx(1))
 
 
 def test_weights_are_read_once_for_all_sequences_of_a_batch() -> None:
@@ -223,29 +228,6 @@ def test_one_key_sets_all_methods_and_one_of_them(tmp_path: Any, monkeypatch: py
 
 # --- What is printed -------------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("batching", ["static", "continuous", "lockstep"])
-def test_the_drift_is_that_of_the_batch_that_is_run(batching: str) -> None:
-    target = HardwareCost(**ROOFLINE).of("target")
-    assert target is not None
-    first, middle, last = (float(step_time(target, at, 8).seconds) for at in (496, 496 + 64, 496 + 128))
-    (row,) = rows(DRAFTING | {"sequences": 8, "batching": batching, "draft_length": 1}, tokens=128)
-    assert row["context_drift"] == pytest.approx((last - first) / middle)
-
-
-@pytest.mark.parametrize(
-    ("drifts", "said"),
-    [
-        ([0.507, 0.04], "grow by at most 50.7% from the first token to the last"), ([-0.0077], "fall by at most 0.8% from"),
-        ([0.01, -0.02], "grow by at most 1.0% or fall by at most 2.0% from"), ([0.0], "are the same from the first token"),
-    ],
-)  # fmt: skip
-def test_the_note_on_drift_has_its_sign(drifts: list[float], said: str) -> None:
-    none = pl.Series([None] * len(drifts), dtype=pl.String)
-    table = pl.LazyFrame({"seconds_error": [0.1] * len(drifts), "context_drift": drifts, "cost_missing": none})
-    lines = [line for line in run_report.notes(table, {"method": [PLAIN], "cost": {}}) if "seconds are off" in line]
-    assert len(lines) == 1
-    assert said in lines[0]
 
 
 # --- A draft is not split, and has the layers of its shape ----------------------------------------------------------------

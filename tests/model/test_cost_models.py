@@ -1,7 +1,6 @@
 """Cost models of hardware: laws that hold for each, and the operating point at which methods run on them."""
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
-from model.costs.operating_point import operating_point
 from model.hardware import cost_models
 from model.hardware.cost_models import DeviceMemory, UniformLayers, memory, pass_time, prompt_time, step_time
 from model.hardware.interpolation import NONE, Estimate
@@ -457,78 +455,3 @@ def test_memory_is_weights_and_cache(name, context, batch):
             cost_models.refuse_too_large(found, "a100")
     else:
         cost_models.refuse_too_large(found, "a100")
-
-
-# --- the operating point ---
-
-
-@given(st.integers(0, 4096), st.integers(1, 512), st.integers(1, 16), st.integers(1, 40))
-def test_layer_times_and_seconds_are_passes_again(prompt, tokens, batch, widest):
-    draft = Roofline(preset("llama-68m"), A100.bandwidth, A100.rate)
-    at = operating_point(A100, prompt=prompt, tokens=tokens, batch=batch, draft=draft, widest=widest, handed_over=20)
-    cost, context = at.cost, prompt + tokens // 2
-    step = float(step_time(A100, context, batch).seconds)
-    assert cost.target_pass * at.seconds_per_layer == pytest.approx(step, rel=1e-12)
-    for width in {1, widest}:
-        wide = float(pass_time(A100, width, context, batch).seconds)
-        assert cost.target_pass * cost.slowdown(width) * at.seconds_per_layer == pytest.approx(wide, rel=1e-9)
-    drafted = float(step_time(draft, context, batch).seconds)
-    assert cost.required("draft") * at.seconds_per_layer == pytest.approx(drafted, rel=1e-12)
-    assert cost.promotion > cost.link > 0
-    # What may be wrong makes everything but the target's single step slower, or faster.
-    assert at.slow.cost_ratio > cost.cost_ratio > at.fast.cost_ratio
-    assert at.slow.slowdown(widest) >= cost.slowdown(widest) >= at.fast.slowdown(widest)
-    assert at.slow.target_pass == cost.target_pass == at.fast.target_pass
-    first, last = (float(step_time(A100, each, batch).seconds) for each in (prompt, prompt + tokens))
-    assert at.drift == pytest.approx((last - first) / step)
-    # The middle of the text stands for all of it: off by far less than the growth.
-    every = sum(float(step_time(A100, prompt + index, batch).seconds) for index in range(tokens))
-    assert every / (tokens * step) == pytest.approx(1, abs=at.drift / 4 + 1e-9)
-
-
-def test_widths_may_be_texts_of_a_batch():
-    at = operating_point(A100, prompt=100, tokens=50, widest=8, texts=True)
-    wide = float(pass_time(A100, 1, 125, 8).seconds)
-    assert at.cost.target_pass * at.cost.slowdown(8) * at.seconds_per_layer == pytest.approx(wide, rel=1e-9)
-
-
-def test_what_a_pass_takes_once_is_its_step_and_embedding_stands_before_its_first_layer():
-    cost = ProfileCosts(profile(SPLIT))
-    at = operating_point(cost, prompt=128, tokens=2)
-    assert at.cost.step == pytest.approx(float(cost.step().seconds) / at.seconds_per_layer)
-    assert at.cost.layer_times == (1 + float(cost.embedding(1).seconds) / at.seconds_per_layer, 1.0)
-    assert at.cost.final_head == at.cost.early_head == pytest.approx(float(cost.head(1).seconds) / at.seconds_per_layer)
-
-
-def test_overheads_are_added_to_what_the_hardware_takes():
-    without = operating_point(A100, prompt=128, tokens=2).cost
-    found = operating_point(A100, prompt=128, tokens=2, more={"link": 0.5, "promotion": 0.25, "dispatch": 2.0}).cost
-    assert found.link == without.link + 0.5
-    assert found.promotion == without.promotion + 0.25
-    assert (found.dispatch, without.dispatch) == (2.0, 0.0)
-
-
-def test_curves_of_wide_methods_are_exact_up_to_64_and_reach_the_widest():
-    at = operating_point(A100, prompt=128, tokens=2, widest=1000)
-    widths = [width for width, _ in at.cost.verify_cost]
-    assert widths[:64] == list(range(1, 65))
-    assert widths[-1] == 1000
-    assert all(after <= before * 1.1 + 1 for before, after in pairwise(widths[63:]))
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"prompt": -1}, "prompt must be at least 0, got -1"),
-        ({"tokens": 0}, "tokens must be at least 1, got 0"),
-        ({"batch": 0}, "batch must be at least 1, got 0"),
-    ],
-)
-def test_an_operating_point_is_one_of_some_text(more, message):
-    with pytest.raises(ParameterError, match=message):
-        operating_point(A100, **{"prompt": 1, "tokens": 1} | more)
-
-
-def test_layers_that_take_no_time_are_refused():
-    with pytest.raises(ParameterError, match="a layer must take time, got 0 s at context 2 and batch 1"):
-        operating_point(UniformLayers(SHAPE, 0.0), prompt=1, tokens=2)

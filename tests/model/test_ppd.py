@@ -331,7 +331,7 @@ def test_what_has_no_closed_form_is_summed_up_to_so_many_points(monkeypatch: pyt
         assert less.latency.tolist() == whole.latency.tolist()
     monkeypatch.setattr(ppd, "_MOST_TERMS", 120)
     closed = ppd.predict_points(together([literal], (40,), laws, UnitCost(40)))
-    summed = [moments(ppd.stages(literal, UnitCost(40)), 40, law)[3] for law in laws]
+    summed = [moments(ppd.stages(literal, UnitCost(40), 40), 40, law)[3] for law in laws]
     assert closed.units_ratio.tolist() == pytest.approx(summed, rel=1e-12)
 
 
@@ -512,7 +512,7 @@ def test_stages_take_what_the_simulator_takes(form: str, exit_at: int, extra: in
     curve = ((1, 2.0), (3, 2.5)) if batched and extra % 2 else None
     cost = UnitCost(8, **EXTRAS[extra], verify_cost=curve)
     outcomes = np.array(list(itertools.product((False, True), repeat=4)))
-    time, busy = sums(ppd.stages(choice, cost), [outcomes[:, :2].T, outcomes[:, 2:3].T], 4, len(outcomes))
+    time, busy = sums(ppd.stages(choice, cost, 4), [outcomes[:, :2].T, outcomes[:, 2:3].T], 4, len(outcomes))
     for index, matches in enumerate(outcomes):
         run = simulate(decode(choice, [0], 4), 4, Cluster(choice.units), cost, World(1, 8, matches.tolist()))
         assert (run.latency, run.busy) == pytest.approx((time[index], busy[index])), matches
@@ -532,6 +532,7 @@ def test_stages_are_the_gaps(form: str) -> None:
         steps = ppd.stages(
             Parameters(d, exit_at, k, form=form),
             UnitCost(d, early_head=e, dispatch_per_process=s / k, link=b, final_head=f, promotion=m),
+            4,
         )
         gaps = {"literal": ppd.literal_gaps, "eager": ppd.eager_gaps}[form]
         miss, match = gaps(d, exit_at, early_head=e, dispatch=s, link=b, final_head=f, promotion=m)
@@ -567,8 +568,8 @@ def test_points_of_batched_candidates() -> None:
 def test_after_a_match_and_another_the_stage_is_the_same() -> None:
     """Where two stages do, every match leads to the second: their time counts matches, whatever the order."""
     for form, exit_at in (("literal", 5), ("eager", 5), ("nested", 2), ("nested", 5), ("flat", 5), ("flat", 4)):
-        assert [stage.on_match for stage in ppd.stages(Parameters(8, exit_at, 3, form=form), UnitCost(8))] == [1, 1]
-    assert [stage.on_match for stage in ppd.stages(Parameters(8, 3, 3, form="flat"), UnitCost(8))] == [1, 2, 1]
+        assert [stage.on_match for stage in ppd.stages(Parameters(8, exit_at, 3, form=form), UnitCost(8), 4)] == [1, 1]
+    assert [stage.on_match for stage in ppd.stages(Parameters(8, 3, 3, form="flat"), UnitCost(8), 4)] == [1, 2, 1]
 
 
 def test_plain_time_with_heads_and_uneven_layers() -> None:
@@ -639,7 +640,10 @@ def test_rates_by_position_need_a_position(rates: Any) -> None:
 @pytest.mark.parametrize("form", WALKS)
 def test_the_cost_must_be_that_of_as_many_layers(form: str) -> None:
     for layers in (7, 9):
-        for ask in (ppd.stages, lambda choice, cost: ppd.distribution(choice, 4, Iid(0.5), cost)):
+        for ask in (
+            lambda choice, cost: ppd.stages(choice, cost, 4),
+            lambda choice, cost: ppd.distribution(choice, 4, Iid(0.5), cost),
+        ):
             with pytest.raises(ParameterError, match=f"cost must be that of a model of layers=8, got one of {layers}"):
                 ask(Parameters(8, 5, 2, form=form), UnitCost(layers))
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from model.base.checks import ParameterError
-from model.methods.stages import Stage, moments, sums
-from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay
+from model.methods.stages import Stage, StagePoint, moments, moments_of_points, sums
+from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay, ReplayChances
 
 TWO = (Stage(7.0, 11.0, 1), Stage(3.0, 20.0, 1))
 THREE = (Stage(7.0, 11.0, 1), Stage(3.0, 20.0, 2), Stage(5.5, 2.0, 1))
@@ -15,20 +15,30 @@ FOUR = (Stage(7.0, 11.0, 2), Stage(3.0, 20.0, 3), Stage(5.5, 2.0, 1), Stage(1.0,
 LAWS: list[Law] = [
     Iid(0.3), Iid(1.0), Markov(0.4, 0.5), Markov(0.5, -1.0), ByPosition([0.9, 0.1, 0.6, 0.3, 0.5, 0.8]),
     Replay([[True, False, True, True, True], [True] * 5, [False, False, True, True, False]]),
+    ReplayChances([[0.9, 0.1, 0.6, 0.3, 0.5], [0.5] * 5]),
 ]  # fmt: skip
+
+
+def by_position(steps: tuple[Stage, ...], tokens: int) -> tuple[Stage, ...]:
+    """The like with times that are others at every position."""
+    rng = np.random.default_rng(len(steps))
+    return tuple(Stage(stage.time + rng.random(tokens), stage.busy * rng.random(tokens), stage.on_match) for stage in steps)
 
 
 def walk(steps: tuple[Stage, ...], matches: tuple[bool, ...]) -> tuple[float, float]:
     """One decoding: the first token in stage 0, each later one where the match before it leads."""
     stage, time, busy = 0, 0.0, 0.0
-    for match in (*matches, False):
-        time, busy = time + steps[stage].time, busy + steps[stage].busy
+    for at, match in enumerate((*matches, False)):
+        here = [float(np.broadcast_to(value, len(matches) + 1)[at]) for value in steps[stage][:2]]
+        time, busy = time + here[0], busy + here[1]
         stage = steps[stage].on_match if match else 0
     return time, busy
 
 
 def chance(law: Law, matches: tuple[bool, ...]) -> float:
     """Of one sequence of outcomes."""
+    if isinstance(law, ReplayChances):
+        return float(np.mean([chance(each, matches) for each in law.chains]))
     if isinstance(law, Replay):
         return float(np.mean([tuple(record[: len(matches)]) == matches for record in law.records.tolist()]))
     product, last = 1.0, None
@@ -46,7 +56,9 @@ def chance(law: Law, matches: tuple[bool, ...]) -> float:
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("steps", [TWO, THREE, FOUR])
 @pytest.mark.parametrize("n", [1, 2, 3, 6])
-def test_moments_by_enumeration(law: Law, steps: tuple[Stage, ...], n: int) -> None:
+@pytest.mark.parametrize("varied", [False, True])
+def test_moments_by_enumeration(law: Law, steps: tuple[Stage, ...], n: int, varied: bool) -> None:
+    steps = by_position(steps, n) if varied else steps
     sequences = list(itertools.product((False, True), repeat=n - 1))
     mass = np.array([chance(law, matches) for matches in sequences])
     time, busy = np.array([walk(steps, matches) for matches in sequences]).T
@@ -56,7 +68,7 @@ def test_moments_by_enumeration(law: Law, steps: tuple[Stage, ...], n: int) -> N
     assert variance == pytest.approx(mass @ (time - mass @ time) ** 2, abs=1e-9)
     assert variance >= 0
     assert busy_mean == pytest.approx(mass @ busy)
-    if steps == TWO or isinstance(law, Replay):
+    if isinstance(law, Replay) or (len(steps) == 2 and not varied):
         assert ratio == pytest.approx(mass @ (busy / time))
     else:
         assert np.isnan(ratio) or ratio == pytest.approx(mass @ (busy / time))
@@ -72,15 +84,16 @@ def test_no_rounding_makes_a_variance_negative() -> None:
 @pytest.mark.parametrize("steps", [TWO, THREE, FOUR])
 @pytest.mark.parametrize("cuts", [(), (3,), (1, 4, 6)])
 def test_sums_walk_every_column(steps: tuple[Stage, ...], cuts: tuple[int, ...]) -> None:
-    """However the positions are cut into tiles."""
+    """However the positions are cut into tiles, and whether times are the same at all positions or not."""
     outcomes = np.array(list(itertools.product((False, True), repeat=7))).T
-    time, busy = sums(steps, np.split(outcomes, cuts), 8, outcomes.shape[1])
-    assert [*zip(time, busy, strict=True)] == [pytest.approx(walk(steps, tuple(column))) for column in outcomes.T.tolist()]
+    for each in (steps, by_position(steps, 8)):
+        time, busy = sums(each, np.split(outcomes, cuts), 8, outcomes.shape[1])
+        assert [*zip(time, busy, strict=True)] == [pytest.approx(walk(each, tuple(column))) for column in outcomes.T.tolist()]
 
 
 def test_one_token_needs_no_outcome() -> None:
-    for steps in (TWO, THREE):
-        time, busy = sums(steps, [], 1, 3)
+    for steps in (TWO, THREE, *([stage._replace(time=np.array([stage.time])) for stage in each] for each in (TWO, THREE))):
+        time, busy = sums(tuple(steps), [], 1, 3)
         assert (time.tolist(), busy.tolist()) == ([7.0] * 3, [11.0] * 3)
 
 
@@ -119,11 +132,22 @@ class Pair(Law):
         raise NotImplementedError
 
 
-def test_a_law_of_counts_alone_does_for_two_stages_only() -> None:
+def test_a_law_of_counts_alone_does_for_two_stages_of_the_same_times_only() -> None:
     mean, variance, _, _ = moments(TWO, 5, Pair())
     assert (mean, variance) == ((35 + 19) / 2, 8.0**2)
-    with pytest.raises(ParameterError, match=r"these stages need a law of single positions; .*\['paths'\]"):
-        moments(THREE, 5, Pair())
+    for steps in (THREE, by_position(TWO, 5)):
+        with pytest.raises(ParameterError, match=r"these stages need a law of single positions; .*\['paths'\]"):
+            moments(steps, 5, Pair())
+
+
+def test_moments_of_many_points_are_those_of_each() -> None:
+    """Whatever they share: laws, stages, numbers of tokens."""
+    steps = [each for n in (2, 5) for of in (TWO, THREE, FOUR) for each in (of, by_position(of, n))]
+    sizes = np.repeat([2, 5], 6).tolist()
+    points = [StagePoint(each, n, law) for each, n in zip(steps, sizes, strict=True) for law in LAWS]
+    found = moments_of_points(points)
+    for column, point in zip(found.T, points, strict=True):
+        assert column.tolist() == pytest.approx(moments(*point), nan_ok=True, rel=1e-13, abs=1e-13)
 
 
 def test_too_short_a_record_is_refused() -> None:

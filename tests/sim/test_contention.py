@@ -19,6 +19,7 @@ from sim.engine.events import Run, simulate
 from sim.scenarios import cases
 from sim.scenarios.cases import Case, contention
 from sim.views import evaluation
+from tests.support.position_costs import Scattered, growing
 
 Tables = dict[str, Any]
 QUARTERS = st.integers(0, 12).map(lambda number: number / 4)
@@ -83,6 +84,19 @@ def pipelined(draw: Any) -> Case:
 def test_contended_is_what_may_wait(case: Case) -> None:
     found = [differs(*pair) for pair in runs(case)]
     event(f"{case.parameters.form}: {case.contention and case.contention.partition(':')[0]}")
+    told = f"{case.parameters} {case.cost} {case.cluster} {case.settings.tokens} {case.contention} {case.demand}"
+    assert any(found) == case.contended, told
+
+
+@given(pipelined(), st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_contended_is_what_may_wait_where_times_depend_on_the_position(case: Case, seed: int) -> None:
+    """Times drawn for each pass; of nested trees times that grow, as no process may overtake the one that started it."""
+    layers, more = case.parameters.layers, {name: getattr(case.cost, name) for name in ("link", "dispatch", "promotion")}
+    nested = case.parameters.form == "nested"
+    cost: Any = growing(layers, prompt=seed, **more) if nested else Scattered(layers, seed, **more)
+    case = replace(case, cost=cost)
+    found = [differs(*pair) for pair in runs(case)]
     told = f"{case.parameters} {case.cost} {case.cluster} {case.settings.tokens} {case.contention} {case.demand}"
     assert any(found) == case.contended, told
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import log2
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ import sim
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.costs.operating_point import operating_point
+from model.costs.pass_seconds import PassSeconds
 from model.hardware.cost_models import Served, pass_time, prompt_time, step_time
 from model.hardware.roofline import Roofline
 from model.methods.early_exit import algorithm as early_exit
@@ -105,7 +107,6 @@ def test_costs_in_seconds_are_paid_in_seconds(case: str, kind: str) -> None:
     rows = [sim.run(own, out=None).to_dicts() for own in given_]
     for one, other in zip(*rows, strict=True):
         assert other["latency_s"] - one["latency_s"] == pytest.approx(0.003 * count, rel=1e-6), one["view"]
-        assert other["seconds_per_layer"] == one["seconds_per_layer"]
 
 
 HALF = {"match": {"kind": "iid", "match_rate": 0.5}}
@@ -139,10 +140,10 @@ def test_the_three_views_agree_on_steps(case: str) -> None:
     own = tables(method, outcomes, cost | {"step_s": 0.01} | also, views=["formula", "paths", "events"], replications=400, seed=5)
     own["scenario"]["event_replications"] = 20
     formula, paths, events = sim.run(own, out=None).to_dicts()
-    assert events["paths_difference"] <= 1e-9 * formula["latency_layers"]
+    assert events["paths_difference"] <= 1e-9 * formula["latency_s"]
     # A half-width is 1.96 standard errors: 5 of them have a false-alarm rate below 1e-6 for all cases together.
-    room = 5 / 1.96 * (paths["latency_layers_high"] - paths["latency_layers_low"]) / 2
-    assert abs(paths["latency_layers"] - formula["latency_layers"]) <= room + 1e-9 * formula["latency_layers"]
+    room = 5 / 1.96 * (paths["latency_s_high"] - paths["latency_s_low"]) / 2
+    assert abs(paths["latency_s"] - formula["latency_s"]) <= room + 1e-9 * formula["latency_s"]
     assert formula["speedup"] * formula["latency_s"] == pytest.approx(paths["speedup"] * paths["latency_s"], rel=1e-9)
 
 
@@ -183,17 +184,20 @@ def test_a_step_that_is_given_is_one_that_was_measured() -> None:
             return super().step(batch)._replace(seconds=super().step(batch).seconds + 0.003)
 
     target, draft = preset("opt-1.3b"), preset("opt-125m")
-    asked: dict[str, Any] = {"prompt": 50, "tokens": 20, "widest": 5}
     peaks = 2e12, 3e14
-    measured = operating_point(Stepping(target, *peaks), draft=Stepping(draft, *peaks), **asked)
-    stated = operating_point(Served(Roofline(target, *peaks), 0.003), draft=Served(Roofline(draft, *peaks), 0.003), **asked)
-    assert measured.cost == stated.cost
-    assert (measured.seconds_per_layer, measured.drift) == (stated.seconds_per_layer, stated.drift)
-    kernels = Roofline(target, *peaks)
-    tables = [
-        operating_point(of, **asked, together=4).cost.by_texts for of in (Stepping(target, *peaks), Served(kernels, 0.003), kernels)
+    both = [
+        PassSeconds({"target": of(target), "draft": of(draft)}, prompt=50)
+        for of in (lambda shape: Stepping(shape, *peaks), lambda shape: Served(Roofline(shape, *peaks), 0.003))
     ]
-    assert tables[0] == tables[1] != tables[2]
+    kernels = PassSeconds({"target": Roofline(target, *peaks), "draft": Roofline(draft, *peaks)}, prompt=50)
+    at = np.arange(20)
+    asked: list[Callable[[PassSeconds], Any]] = [
+        lambda cost: cost.verify_times(5, at, 4), lambda cost: cost.draft_times(at), lambda cost: cost.plain_times(at)
+    ]
+    for times in asked:
+        measured, stated, without = (times(cost) for cost in (*both, kernels))
+        assert measured == pytest.approx(stated, rel=1e-12)
+        assert measured - without == pytest.approx(np.full(20, 0.003))
 
 
 @given(st.integers(1, 8), st.integers(0, 500), st.integers(1, 16), st.floats(0, 10))

@@ -12,6 +12,10 @@ import pytest
 
 from model.hardware.profile import Profile
 from model.logs.measured_runs import MeasuredRuns
+from model.methods import registry
+from model.methods.autoregressive import theory as autoregressive_theory
+from model.methods.bild import theory as bild
+from model.methods.formula_check import ComparedRuns, FormulaCheck, FormulaPoint
 from model.methods.ppd import theory as ppd
 from model.methods.speculative import theory as speculative
 from sim.comparison import formula_validity, predict
@@ -171,14 +175,51 @@ def test_a_small_model_that_is_never_sure_costs_what_the_formula_says() -> None:
 
 def test_rates_are_counted_from_what_was_read() -> None:
     never = decoded("bild", 40, {"fallback_rate": 0.0, "rollback_rate": 0.0})
-    assert formula_validity.rates([never]) == (0.0, 0.0)
+    assert bild.counted_rates([never]) == (0.0, 0.0)
     some = decoded("bild", 400, {"fallback_rate": 0.3, "rollback_rate": 0.1})
-    fallback, rollback = formula_validity.rates([some])
+    fallback, rollback = bild.counted_rates([some])
     # Five standard errors of the reads (a false alarm in 1.7 million seeds), and at most .1 and .06, which this seed keeps.
     asked = Counter(each.question.kind for each in some.reads)
     assert fallback == pytest.approx(0.3, abs=min(0.1, 5 * (0.3 * 0.7 / asked["confidence"]) ** 0.5))
     assert rollback == pytest.approx(0.1, abs=min(0.06, 5 * (0.1 * 0.9 / asked["distance"]) ** 0.5))
-    assert formula_validity.rates([some, some]) == (fallback, rollback)
+    assert bild.counted_rates([some, some]) == (fallback, rollback)
+
+
+# --- What methods declare -----------------------------------------------------------------------------------------------
+
+
+def test_a_method_brings_its_own_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No method is known here: what declares a check is compared, in its words; plain decoding here is as fast as itself."""
+    theory, kind = autoregressive_theory, registry.parameters("autoregressive")
+    monkeypatch.setattr(kind, "FORMULA_CHECK", FormulaCheck("mine", of_time=True))
+    assert rows([], FLAT).rows() == []  # a declaration without a formula
+    counted: list[ComparedRuns] = []
+
+    def formula(runs: ComparedRuns) -> FormulaPoint:
+        counted.append(runs)
+        return FormulaPoint(7, 0.5, "an axis", "given nothing")
+
+    monkeypatch.setattr(theory, "paper_formula", formula, raising=False)
+    found = rows([skipping(6)], FLAT, FLAT).filter(claim="mine").drop("noise").to_dicts()
+    assert found == [{
+        "claim": "mine", "series": "", "x": 7.0, "formula": 0.5, "simulated": 1.0, "measured": 1.0, "x_name": "an axis",
+        "y_name": "time over plain decoding", "about": "given nothing",
+    }]  # fmt: skip
+    assert [runs.layers_per_token() for runs in counted] == [LAYERS["target"]]
+    assert counted[0].pass_ratio("draft") == pytest.approx(LAYERS["draft"] / LAYERS["target"])
+    assert counted[0].drafting.tested == 0
+
+
+def test_formulas_and_declarations_go_together() -> None:
+    for name in registry.names():
+        assert (registry.parameters(name).FORMULA_CHECK is None) == (registry.method(name).paper_formula is None)
+
+
+def test_several_processes_or_one_sequence_are_asked_for() -> None:
+    """Early prediction on one unit, and a batch, are what no formula is about."""
+    together = ("speculative", {"draft_length": 3, "sequences": 2, "batching": "lockstep"}, {"acceptance_rate": 0.7})
+    found = rows([PPD, together], FLAT, units=[1, 1, 1])
+    assert found.rows() == []
 
 
 # --- What they are compared with ----------------------------------------------------------------------------------------

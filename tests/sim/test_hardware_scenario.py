@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from typer.testing import CliRunner
@@ -15,9 +16,8 @@ from typer.testing import CliRunner
 import sim
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
-from model.costs.operating_point import operating_point
 from model.hardware import devices, profile, profile_files
-from model.hardware.cost_models import memory, pass_time, prompt_time, step_time
+from model.hardware.cost_models import bytes_of_state, memory, pass_time, prompt_time, step_time
 from model.hardware.devices import DEVICES
 from model.hardware.profile import Profile, Source, table_of
 from model.hardware.profile_costs import ProfileCosts
@@ -56,13 +56,15 @@ def a100(name: str = "llama-2-13b", tensor_parallel: int = 1) -> Roofline:
 
 def test_plain_decoding_takes_as_many_steps_as_tokens() -> None:
     found = rows_of(scenario({"name": "autoregressive", "sequences": 3}, ROOFLINE | {"prompt": 100}))
-    step = float(step_time(a100(), 100 + 16, 3).seconds)
+    steps = step_time(a100(), 100 + (np.arange(32) + 2 * 16) / 3, 3)  # the two others are half-way through in the mean
+    total = float(steps.seconds.sum())
     assert [row["view"] for row in found] == ["formula", "paths", "events"]
     for row in found:
-        assert row["latency_s"] == pytest.approx(32 * step, rel=1e-9)
-        assert row["tpot_ms"] == pytest.approx(1e3 * step, rel=1e-9)
+        assert row["latency_s"] == pytest.approx(total, rel=1e-9)
+        assert row["tpot_ms"] == pytest.approx(1e3 * total / 32, rel=1e-9)
+        assert row["latency_layers"] is row["tpot_layers"] is row["busy_layers"] is row["latency_sd_layers"] is None
         assert row["speedup"] == pytest.approx(1)
-        assert row["seconds_error"] == pytest.approx(float(step_time(a100(), 116, 3).error))
+        assert row["seconds_error"] == pytest.approx(float(steps.seconds @ steps.error) / total)
         assert Efficiency().error < row["seconds_error"] < Efficiency().attention_error
         assert row["cost_source"].startswith("assumed efficiencies")
         assert row["prompt_s"] == pytest.approx(float(prompt_time(a100(), 100, 3).seconds))
@@ -71,11 +73,13 @@ def test_plain_decoding_takes_as_many_steps_as_tokens() -> None:
 def test_rounds_of_drafting_take_their_passes() -> None:
     always = {"accept": {"kind": "iid", "acceptance_rate": 1.0}}
     draft = scenario({"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}, always)
-    context = 512 + 16
-    wide = float(pass_time(a100(), 4, context).seconds)
-    small = float(step_time(a100("llama-68m"), context).seconds)
+    start = 512 + 4 * np.arange(8)
+    wide = float(pass_time(a100(), 4, start).seconds.sum())
+    # A draft reads the last token of the one before it, too: all of that was kept.
+    first = float(step_time(a100("llama-68m"), 512).seconds + pass_time(a100("llama-68m"), 2, start[1:] - 1, heads=1).seconds.sum())
+    later = sum(float(step_time(a100("llama-68m"), start + place).seconds.sum()) for place in (1, 2))
     for row in rows_of(draft):
-        assert row["latency_s"] == pytest.approx(8 * (wide + 3 * small), rel=1e-9)
+        assert row["latency_s"] == pytest.approx(wide + first + later, rel=1e-9)
 
 
 def test_a_batch_makes_width_dear() -> None:
@@ -88,9 +92,10 @@ def test_a_batch_makes_width_dear() -> None:
 def test_units_of_several_devices_are_counted_as_devices() -> None:
     plain = rows_of(scenario({"name": "autoregressive"}, ROOFLINE))[0]
     split = rows_of(scenario({"name": "autoregressive"}, ROOFLINE | {"tensor_parallel": 4}))
-    times = [float(step_time(a100(tensor_parallel=tensor_parallel), 528).seconds) for tensor_parallel in (1, 4)]
+    steps = [step_time(a100(tensor_parallel=tensor_parallel), 512 + np.arange(32)) for tensor_parallel in (1, 4)]
+    times = [float(each.seconds.sum()) for each in steps]
     for row in split:
-        assert row["latency_s"] == pytest.approx(32 * times[1], rel=1e-9)
+        assert row["latency_s"] == pytest.approx(times[1], rel=1e-9)
         assert row["speedup"] == pytest.approx(1, rel=1e-9)
         assert row["speedup_over_one_device"] == pytest.approx(times[0] / times[1], rel=1e-9)
         assert row["mean_busy_units"] == pytest.approx(4)
@@ -100,7 +105,7 @@ def test_units_of_several_devices_are_counted_as_devices() -> None:
         assert row["compute_per_token"] == pytest.approx(1, rel=1e-9)
         assert row["speedup_input_low"] == row["speedup"] == row["speedup_input_high"]
         low, high = (row[f"speedup_over_one_device_input_{end}"] for end in ("low", "high"))
-        errors = [float(step_time(a100(tensor_parallel=tensor_parallel), 528).error) for tensor_parallel in (1, 4)]
+        errors = [float(each.seconds @ each.error) / time for each, time in zip(steps, times, strict=True)]
         one, four = (((1 - error) * time, (1 + error) * time) for error, time in zip(errors, times, strict=True))
         assert (low, high) == pytest.approx((one[0] / four[1], one[1] / four[0]), rel=1e-9)
     assert plain["tensor_parallel"] == 1
@@ -144,7 +149,7 @@ def test_a_smaller_model_on_its_own_unit_holds_one_device(name: str) -> None:
     together = rows_of(scenario(method, costs, outcomes, event_replications=16))
     for row, beside in zip(rows, together, strict=True):
         assert beside["reserved_units"] == 4
-        assert row["busy_layers"] < beside["busy_layers"]
+        assert row["busy_s"] < beside["busy_s"]
 
 
 SEVENTY: Tables = {
@@ -187,7 +192,9 @@ def test_over_one_device_where_the_batch_fits_it() -> None:
             assert row["memory_share"] < 1
             assert (row["speedup_over_one_device"] is not None) == fits
             if fits:
-                times = [float(step_time(a100(tensor_parallel=tensor_parallel), 528, batch).seconds) for tensor_parallel in (1, 4)]
+                others = 16.0 if batching == "continuous" else np.arange(32)
+                at = 512 + (np.arange(32) + (batch - 1) * others) / batch
+                times = [float(step_time(a100(tensor_parallel=each), at, batch).seconds.sum()) for each in (1, 4)]
                 assert row["speedup_over_one_device"] == pytest.approx(row["speedup"] * times[0] / times[1], rel=1e-6)
 
 
@@ -217,9 +224,9 @@ def test_memory_is_looked_at_before_anything_runs() -> None:
 def test_a_batch_of_texts_is_a_width_of_texts() -> None:
     method = {"name": "skipdecode", "min_layers": 40, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence_length": 32}
     found = rows_of(scenario(method | {"sequences": 8, "batching": "static"}, ROOFLINE))
-    step = float(pass_time(a100(), 1, 528, 8).seconds)
+    total = float(step_time(a100(), 512 + np.arange(32), 8).seconds.sum())
     for row in found:
-        assert row["latency_s"] == pytest.approx(32 * step, rel=1e-6)
+        assert row["latency_s"] == pytest.approx(total, rel=1e-6)
 
 
 @pytest.fixture
@@ -244,66 +251,59 @@ def measured(tmp_path: Path) -> Path:
     return profile_files.save(made, tmp_path)
 
 
-def test_a_point_is_priced_for_the_widths_batches_and_devices_of_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is asked of hardware: of the method itself, then, where layers are split, of plain decoding on one device; and of
-    its memory: draft models lie on the same devices unless they are placed apart."""
-    asked: list[tuple[Any, Tables]] = []
+def test_a_point_is_priced_for_the_batches_and_devices_of_its_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The costs of a method, where layers are split of plain decoding on one device, and what is asked of its memory: draft
+    models lie on the same devices unless they are placed on others."""
     rooms: list[tuple[Any, Tables]] = []
 
-    def recording(function: Any, kept: list[tuple[Any, Tables]]) -> Any:
-        def recorded(of: Any, *rest: Any, **more: Any) -> Any:
-            kept.append((of, {**more, "memory": rest} if rest else more))
-            return function(of, *rest, **more)
+    def recorded(of: Any, *rest: Any, **more: Any) -> Any:
+        rooms.append((of, {**more, "memory": rest}))
+        return memory(of, *rest, **more)
 
-        return recorded
-
-    monkeypatch.setattr("sim.scenarios.hardware_cost.operating_point", recording(operating_point, asked))
-    monkeypatch.setattr("sim.scenarios.hardware_cost.cost_models.memory", recording(memory, rooms))
+    monkeypatch.setattr("sim.scenarios.hardware_cost.cost_models.memory", recorded)
     drafting, draft = {"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}
-    plain = {"prompt": 512, "tokens": 32, "batch": 1, "widest": 1, "texts": False, "together": 1, "busy": 0}
     skipping = {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "warm_up": 1, "prompt": 0, "sequence_length": 40}
     taking = {"dispatch": 1e-3, "dispatch_per_process": 2e-3, "link": 3e-3, "promotion": 4e-3, "state_check": 5e-3}
     in_seconds = {f"{name}_s": seconds for name, seconds in taking.items() if name != "state_check"} | {"dispatch_law": "tree"}
     several = {"sequences": 4, "batching": "static"}
-    for method, cost, law, own, alone, sequences in (
-        ({"name": "autoregressive", "sequences": 3}, ROOFLINE | {"prompt": 100}, None, {"prompt": 100, "batch": 3}, None, 3),
-        (drafting | {"sequences": 4, "batching": "lockstep"}, draft, ACCEPT, {"batch": 4, "widest": 4}, None, 4),
-        (drafting | several, draft | {"draft_step_s": 1e-3}, ACCEPT, {"widest": 4, "together": 4}, None, 4),
-        (drafting | several, draft | {"tensor_parallel": 2, "step_s": 2e-3}, ACCEPT, {"widest": 4, "together": 4}, {"together": 4},
-         4),
-        (drafting | {"sequences": 4, "placement": "separate"}, draft | {"tensor_parallel": 2}, ACCEPT, {"batch": 4, "widest": 4},
-         {"batch": 4}, 4),
-        (skipping | several, ROOFLINE | {"tensor_parallel": 2, "step_s": 1e-3}, None, {"widest": 4, "texts": True},
-         {"widest": 4, "texts": True}, 4),
-        (PPD, ROOFLINE | in_seconds | {"tensor_parallel": 2}, MATCH, {"handed_over": 20}, {}, 1),
-        ({"name": "early_exit", "measure": "state"}, ROOFLINE | {"state_check_s": 5e-3}, LEAVING, {}, None, 1),
+    for method, cost, law, batch, others_at, handed_over in (
+        ({"name": "autoregressive", "sequences": 3}, ROOFLINE | {"prompt": 100}, None, 3, 16.0, 0),
+        (drafting | {"sequences": 4, "batching": "lockstep"}, draft, ACCEPT, 4, None, 0),
+        (drafting | several, draft | {"draft_step_s": 1e-3}, ACCEPT, 1, None, 0),
+        (drafting | several, draft | {"tensor_parallel": 2, "step_s": 2e-3}, ACCEPT, 1, None, 0),
+        (drafting | {"sequences": 4, "placement": "separate"}, draft | {"tensor_parallel": 2}, ACCEPT, 4, 16.0, 0),
+        (skipping | several, ROOFLINE | {"tensor_parallel": 2, "step_s": 1e-3}, None, 1, None, 0),
+        (PPD, ROOFLINE | in_seconds | {"tensor_parallel": 2}, MATCH, 1, None, 20),
+        ({"name": "early_exit", "measure": "state"}, ROOFLINE | {"state_check_s": 5e-3}, LEAVING, 1, None, 0),
     ):  # fmt: skip
-        asked.clear(), rooms.clear()
+        rooms.clear()
         case = Grid(scenario(method, cost, law)).case(0)
-        tensor_parallel, prompt = cost.get("tensor_parallel", 1), cost.get("prompt", 512)
-        (target, found), *others = asked
-        assert (target.tensor_parallel, target.step_s) == (tensor_parallel, cost.get("step_s", 0.0))
-        layer = float(a100(tensor_parallel=tensor_parallel).layer(1, prompt + 16, own.get("batch", 1)).seconds)
-        more = {name: cost.get(f"{name}_s", 0.0) / layer for name in taking}
-        assert found["more"].pop("dispatch_law") == cost.get("dispatch_law", "linear")
-        assert found.pop("more") == pytest.approx(more)
-        small = found.pop("draft")
-        assert found.pop("medium") is None
+        assert case.priced is not None
+        tensor_parallel, prompt, sequences = cost.get("tensor_parallel", 1), cost.get("prompt", 512), method.get("sequences", 1)
+        for found, held in ((case.priced.cost, tensor_parallel), (case.priced.one_device, 1)):
+            if found is None:
+                assert tensor_parallel == 1
+                continue
+            assert (found.prompt, found.batch, found.others_at, found.middle) == (prompt, batch, others_at, 16)
+            target: Any = found.hardware("target")
+            assert (target.tensor_parallel, target.step_s) == (held, cost.get("step_s", 0.0))
+        found = case.priced.cost
+        small: Any = found.of.get("draft")
         assert (small is None) == ("draft_shape" not in cost)
         if small is not None:
             assert (small.shape, small.tensor_parallel, small.step_s) == (preset("llama-68m"), 1, cost.get("draft_step_s", 0.0))
-        assert found == plain | {"handed_over": 0} | own
-        assert [(of.tensor_parallel, of.step_s, each) for of, each in others] == (
-            [] if alone is None else [(1, cost.get("step_s", 0.0), plain | alone)]
-        )
+        one = a100(tensor_parallel=tensor_parallel)
+        moved = {"link": 64, "promotion": bytes_of_state(preset("llama-2-13b"), handed_over)}
+        for name in taking:
+            own = float(one.transfer(moved[name]).seconds) if name in moved else 0.0
+            assert getattr(found, name) == pytest.approx(own + cost.get(f"{name}_s", 0.0))
+        assert found.dispatch_law == cost.get("dispatch_law", "linear")
         also = () if small is None or method.get("placement") == "separate" else (preset("llama-68m"),)
         here = {"context": prompt + 32, "batch": sequences, "memory": (DEVICES["a100"].memory_bytes,)}
-        both = [{"context": prompt + 32, "batch": sequences, "memory": (DEVICES["a100"].memory_bytes,)}] * (alone is not None)
-        assert [(of, each) for of, each in rooms] == [
-            *((preset("llama-2-13b"), each) for each in both),
+        assert rooms == [
+            *((preset("llama-2-13b"), here) for _ in range(tensor_parallel > 1)),
             (preset("llama-2-13b"), here | {"tensor_parallel": tensor_parallel, "also": also}),
         ]  # fmt: skip
-        assert case.settings.tokens == 32
 
 
 def test_a_model_that_just_fits_one_device_is_held_against_it(tmp_path: Path) -> None:
@@ -330,8 +330,7 @@ def test_a_draft_that_has_a_device_of_its_own_holds_one_of_those_of_a_unit() -> 
         )
         case = Grid(tables | ({} if units is None else {"cluster": {"units": units}})).case(0)
         assert case.priced is not None
-        point = case.priced.point
-        assert [each.draft_devices for each in (case.cost, point.cost, point.slow, point.fast)] == [share] * 4
+        assert [each.draft_devices for each in (case.cost, case.priced.cost, *case.priced.ends)] == [share] * 4
 
 
 def test_split_layers_are_held_against_one_device_whose_host_is_as_busy(tmp_path: Path) -> None:
@@ -387,7 +386,7 @@ def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
     assert done.exit_code == 0, done.output
     said = " ".join(done.stdout.split())
     assert "by-hand.json: measured (by hand); prompt 512, tensor_parallel 1" in said
-    assert "costs are those at mid-context" in said
+    assert "each pass has the price of its own context" in said
     assert "whether weights and cache fit was not checked" in said
     assert "not measured, assumed 0 (column cost_missing): embedding" in said
 
@@ -414,7 +413,7 @@ def test_methods_may_change_single_costs_of_what_holds_for_all() -> None:
     grid = Grid(tables)
     cases = [grid.case(point) for point in range(grid.points)]
     assert [case.tensor_parallel for case in cases] == [1, 1, 2, 2]
-    seconds = [case.seconds_per_layer for case in cases]
+    seconds = [case.plain_time for case in cases]
     assert len(set(seconds)) == 4
     whole = copy.deepcopy(tables)
     whole["method"][1]["cost"] = {"kind": "unit", "final_head": 1.0}
@@ -517,7 +516,8 @@ def test_bundled_profiles_price_every_method_of_a_scenario() -> None:
     for row in rows_of(tables):
         assert row["cost_source"].startswith("composed")
         assert 1 < row["speedup"] < (1 - 0.7**5) / 0.3
-    assert row["seconds_per_layer"] == float(ProfileCosts(profile_files.load("h100-llama-2-13b")).layer(1, 528).seconds)
+        plain = step_time(ProfileCosts(profile_files.load("h100-llama-2-13b")), 512 + np.arange(32)).seconds.sum()
+        assert row["speedup"] * row["latency_s"] == pytest.approx(float(plain), rel=1e-9)
 
 
 def test_what_is_composed_is_called_by_its_device_and_model() -> None:

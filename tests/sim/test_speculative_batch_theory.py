@@ -15,7 +15,8 @@ import sim
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.costs.operating_point import operating_point
+from model.costs.pass_seconds import PassSeconds
+from model.costs.step_costs import StepCosts
 from model.costs.width_curve import PassTimes
 from model.hardware.cost_models import UniformLayers, pass_time
 from model.interpret import interpreter
@@ -34,19 +35,17 @@ from sim.engine.events import Run, simulate
 from sim.runs.sweep import resolve
 from sim.scenarios.grid import Grid
 from tests.support.exact import near
+from tests.support.position_costs import growing
 
 LAYERS = 4
 CURVE = ((1, 4.0), (2, 5.0), (4, 7.0), (8, 8.0), (32, 32.0))
 COST = UnitCost(LAYERS, cost_ratio=0.25, operations_ratio=0.5, final_head=4.0, link=0.25)
 WIDE = dataclasses.replace(COST, verify_cost=CURVE)
-BY_TEXTS = tuple(
-    (role, texts, width, (1 + (texts - 1) * step) * (1 + (width - 1) * 0.125))
-    for role, step in (("target", 0.25), ("draft", 0.125)) for texts in (1, 2, 3, 5) for width in (1, 2, 6)
-)  # fmt: skip
-COSTS = COST, WIDE, dataclasses.replace(COST, by_texts=BY_TEXTS)
+COSTS: tuple[StepCosts, ...] = COST, WIDE, growing(LAYERS, draft=0.3, link=0.25, prompt=3, draft_devices=0.5)
+DEEPER = COST, WIDE, growing(LAYERS, draft=0.3, smaller_layers=2, link=0.25, prompt=3)
 
 
-def played(parameters: Parameters, luck: Sequence[Sequence[int]], cost: UnitCost, **more: Any) -> Run:
+def played(parameters: Parameters, luck: Sequence[Sequence[int]], cost: StepCosts, **more: Any) -> Run:
     """The simulator on texts of which so many drafted tokens survive from each place."""
     tokens = max(parameters.lengths or (len(luck[0]),))
     answers = together([World(1, LAYERS, drafts={"draft": DraftOutcomes("target", own)}) for own in luck])
@@ -67,7 +66,7 @@ LUCK = st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max
 
 @settings(deadline=None, max_examples=60)
 @given(LUCK, st.integers(0, 5), st.integers(1, 5), st.sampled_from(COSTS), st.booleans())
-def test_events_are_paths_to_the_last_bit(luck: list[list[bool]], gamma: int, batch: int, cost: UnitCost, separate: bool) -> None:
+def test_events_are_paths(luck: list[list[bool]], gamma: int, batch: int, cost: StepCosts, separate: bool) -> None:
     lengths = tuple(map(len, luck))
     placement = "separate" if separate else "colocated"
     parameters = Parameters(LAYERS, gamma, sequences=batch, batching="static", lengths=lengths, placement=placement)
@@ -78,31 +77,29 @@ def test_events_are_paths_to_the_last_bit(luck: list[list[bool]], gamma: int, ba
 
     each = [outcomes(own) for own in luck]
     tally = paths.walk(parameters, max(lengths), cost, each if len(luck) > 1 else each[0])
-    assert {*tally.time.tolist()} == {run.latency}
-    assert {*tally.busy.tolist()} == {run.busy}
+    assert len({*tally.time.tolist()}) == len({*tally.busy.tolist()}) == 1
+    found, want = [tally.time[0], tally.busy[0], tally.operations[0]], [run.latency, run.busy]
+    assert near(found, [*want, operations(parameters, cost, run.rounds, run.account)], 0.0 if cost.uniform else 1e-12)
     assert tally.rounds[0] == run.rounds.total()
     assert tally.drafted[0] == sum(drafted * count for (_, drafted), count in run.rounds.items())
     lengths_of = [0] * (gamma + 1)
     for (accepted, _), count in run.rounds.items():
         lengths_of[accepted] += count
     assert tally.accepted.tolist() == [count * tally.time.size for count in lengths_of]
-    assert tally.operations[0] == operations(parameters, cost, run.rounds, run.account)
     layered = played(parameters, [survivors(own) for own in luck], cost, per_layer=True)
     assert near(layered.latency, run.latency, 1e-12)
 
 
 def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
     step = Forward("target", (0,) * 6, 3, LayerSpan(0, LAYERS), heads=6, batch=Batch.uniform((0, 1, 2), 3, 2, 2))
-    draft = step._replace(role="draft", tokens=(0,) * 3, heads=3, batch=Batch.uniform((0, 1, 2), 3, heads=1))
-    assert [cost.forward(step) for cost in COSTS] == [8.0, 8.0 * 7.5 / 4, 8.0 * 1.5 * 1.125]
-    assert [cost.forward(draft) for cost in COSTS] == [2.0, 2.0 * 6 / 4, 2.0 * 1.25]
+    draft = step._replace(
+        role="draft", tokens=(0,) * 3, layers=LayerSpan(0, 1), heads=3, batch=Batch.uniform((0, 1, 2), 3, heads=1)
+    )
+    assert [cost.forward(step) for cost in (COST, WIDE)] == [8.0, 8.0 * 7.5 / 4]
+    assert [cost.forward(draft) for cost in (COST, WIDE)] == [2.0, 2.0 * 6 / 4]
     for cost in COSTS:
         for each in (step, draft):
             assert near(sum(cost.layer_times_of(each)), cost.forward(each))
-    layers = UnitCost(LAYERS)
-    assert layers.only_layers
-    assert not dataclasses.replace(layers, by_texts=BY_TEXTS).only_layers
-    assert dataclasses.replace(layers, by_texts=BY_TEXTS).plain
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
@@ -124,13 +121,15 @@ def test_passes_over_as_many_tokens_of_fewer_texts_have_a_price_of_their_own(per
         for each in ((0, 1), (2,))
     ]
 
+    passes = (two, three, two._replace(at=3, batch=Batch.uniform((0, 1), 3, 3, 3)), *drafts)
+
     def steps() -> Any:
-        for step in (two, three, two._replace(at=3, batch=Batch.uniform((0, 1), 3, 3, 3)), *drafts):
+        for step in passes:
             assert (yield step) == step
         yield Commit("token", (0,))
 
     for cost in COSTS:
-        want = sum(cost.forward(step) for step in (two, three, two, *drafts))
+        want = sum(cost.forward(step) for step in passes)
         run = simulate(steps(), 1, Cluster(1), cost, World(1, LAYERS), per_layer=per_layer)
         assert near(run.latency, want, 1e-12)
         assert run.account.passes == 5
@@ -155,13 +154,16 @@ def test_rounds_that_are_gone_through_are_all_rounds(law: Any, gamma: int, token
 
 
 @given(LAWS, st.integers(0, 5), st.integers(1, 12), st.sampled_from(COSTS), st.booleans())
-def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tokens: int, cost: UnitCost, separate: bool) -> None:
+def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tokens: int, cost: StepCosts, separate: bool) -> None:
     parameters = Parameters(LAYERS, gamma, placement="separate" if separate else "colocated")
     [rounds] = static_batches.rounds_of(parameters, tokens, law)
-    want = moments(gamma, tokens, law, round_prices(cost, gamma, separate=separate))
-    prices = static_batches.prices(cost, gamma, 1, separate=separate)
-    for of, value in zip(prices, (want.time, want.busy, want.operations), strict=True):
-        assert near((rounds * of).sum(), value, 1e-12)
+    want = moments(gamma, tokens, law, round_prices(cost, gamma, tokens=tokens, separate=separate))
+    prices = static_batches.prices(cost, gamma, 1, tokens=tokens, separate=separate)
+    placed = static_batches._rounds_by_place(law, gamma, (tokens,))
+    assert near(placed.sum(axis=(0, 2)), rounds, 1e-12, 1e-14)
+    assert near((rounds * prices.operations).sum(), want.operations, 1e-12)
+    for of, value in ((prices.time, want.time), (prices.busy, want.busy)):
+        assert near(((rounds if cost.uniform else placed) * of).sum(), value, 1e-12)
     alone = predict(parameters, tokens, law, cost)
     lonely = predict(dataclasses.replace(parameters, batching="static", lengths=(tokens,)), tokens, law, cost)
     for name, value in vars(alone).items():
@@ -175,10 +177,10 @@ def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tok
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.integers(1, 4), min_size=2, max_size=3), st.integers(0, 3), st.integers(1, 3), st.integers(0, 20),
-    st.sampled_from(COSTS), st.booleans(),
+    st.sampled_from(DEEPER), st.booleans(),
 )  # fmt: skip
 def test_the_mean_is_that_over_all_luck(
-    lengths: list[int], gamma: int, batch: int, twentieths: int, cost: UnitCost, separate: bool
+    lengths: list[int], gamma: int, batch: int, twentieths: int, cost: StepCosts, separate: bool
 ) -> None:
     rate, tokens = twentieths / 20, max(lengths)
     parameters = Parameters(
@@ -211,7 +213,9 @@ def test_the_mean_is_that_over_all_luck(
     variance = float(found.latency_variance)
     assert math.isnan(variance) if batch > 1 else near(variance + mean[0] ** 2, mean[1], 1e-11)
     assert float(found.units) == parameters.units
-    assert near(found.plain_latency, sum(8.0 * cost.slowdown(n, n) for n in _columns(lengths, batch)))
+    assert near(found.plain_latency, parameters.plain_time(tokens, cost))
+    if cost.uniform:
+        assert near(found.plain_latency, sum(float(cost.plain_times(sequences=n)) for n in _columns(lengths, batch)))
     closed = closed_work(parameters, tokens, Iid(rate))
     assert closed is not None
     assert {*closed.of} == {*works}
@@ -331,23 +335,22 @@ def test_hardware_prices_texts_and_their_tokens() -> None:
             return found._replace(seconds=found.seconds * (1 + busy * np.asarray(width)), error=0.1 + 0 * found.seconds)
 
     target, draft = Growing(preset("llama-2-13b"), 0.001), Growing(preset("llama-2-7b"), 0.0002)
-    off = operating_point(Unsure(preset("llama-2-13b"), 0.001), prompt=100, tokens=20, widest=4, together=8, busy=3)
-    for texts, width in ((1, 1), (8, 1), (8, 4)):
-        here = [each.slowdown(width * texts, texts) for each in (off.slow, off.cost, off.fast)]
-        assert near(here, here[1] * np.array([1.0] * 3 if texts == 1 else [1.1, 1.0, 0.9]))
-    assert near(off.cost.slowdown(32, 8), (1 + 0.125 * 32 + 2) / (1 + 0.125 + 0.25) * (1 + 3 * 4) / (1 + 3))
-    at = operating_point(target, prompt=100, tokens=20, draft=draft, widest=4, together=8)
-    for texts in (1, 2, 8):
-        numbers = tuple(range(texts))
+    off = PassSeconds({"target": Unsure(preset("llama-2-13b"), 0.001)}, prompt=100, busy=3)
+    for sequences, width in ((1, 1), (8, 1), (8, 4)):
+        here = [float(each.verify_times(width, sequences=sequences)) for each in (off.with_ends()[0], off, off.with_ends()[1])]
+        assert near(here, here[1] * np.array([1.0] * 3 if sequences == 1 else [1.1, 1.0, 0.9]))
+    cost = PassSeconds({"target": target, "draft": draft}, prompt=100)
+    for sequences in (1, 2, 8):
+        numbers = tuple(range(sequences))
         for width in (1, 3, 4):
-            batch = Batch.uniform(numbers, 9, width, width) if texts > 1 else None
-            step = Forward("target", (0,) * (width * texts), 9, LayerSpan(0, 40), heads=width * texts, batch=batch)
-            want = float(pass_time(target, width, 110, texts).seconds)
-            assert near(at.cost.forward(step) * at.seconds_per_layer, want, 1e-12)
-            assert near([at.slow.forward(step), at.fast.forward(step)], at.cost.forward(step), 1e-12)  # nothing is uncertain here
-        batch = Batch.uniform(numbers, 9, heads=1) if texts > 1 else None
-        step = Forward("draft", (0,) * texts, 9, LayerSpan(0, 32), heads=texts, batch=batch)
-        assert near(at.cost.forward(step) * at.seconds_per_layer, float(pass_time(draft, 1, 110, texts).seconds), 1e-12)
+            batch = Batch.uniform(numbers, 9, width, width) if sequences > 1 else None
+            step = Forward("target", (0,) * (width * sequences), 9, LayerSpan(0, 40), heads=width * sequences, batch=batch)
+            want = float(pass_time(target, width, 109, sequences).seconds)
+            assert near(cost.forward(step), want, 1e-12)
+            assert near([each.forward(step) for each in cost.with_ends()], cost.forward(step), 1e-12)  # nothing is uncertain here
+        batch = Batch.uniform(numbers, 9, heads=1) if sequences > 1 else None
+        step = Forward("draft", (0,) * sequences, 9, LayerSpan(0, 32), heads=sequences, batch=batch)
+        assert near(cost.forward(step), float(pass_time(draft, 1, 109, sequences).seconds), 1e-12)
 
 
 def test_a_scenario_on_hardware_has_its_own_batch() -> None:
@@ -355,12 +358,9 @@ def test_a_scenario_on_hardware_has_its_own_batch() -> None:
     base["method"] = [BASE["method"][0] | {"layers": 32, "sequences": 9, "batching": "static"}]  # of six texts
     base["scenario"] = BASE["scenario"] | {"replications": 64, "event_replications": 4}
     rows = sim.run(base)
-    assert rows["paths_difference"].drop_nulls().to_list()[0] < 1e-9 * rows["latency_layers"].max()
+    assert rows["paths_difference"].drop_nulls().to_list()[0] < 1e-9 * rows["latency_s"].max()
     case = Grid(resolve(base)).case(0)
-    assert case.cost.by_texts is not None
-    found = {role: {row[1:3] for row in case.cost.by_texts if row[0] == role} for role in ("target", "draft")}
-    assert found["target"] == {(texts, width) for texts in range(1, 7) for width in range(1, 5)}
-    assert found["draft"] == {(texts, 1) for texts in range(1, 7)}
+    assert (case.full_batch, case.cost.uniform) == (1, False)
     with pytest.raises(ParameterError, match=r"unknown key cost\.batch; it is now method\.sequences"):
         sim.run(base | {"cost": base["cost"] | {"batch": 2}})
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import zlib
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ from numpy.typing import ArrayLike
 
 from model.architectures.transformer import Shape, preset
 from model.costs.pass_seconds import PassSeconds
+from model.costs.step_costs import Floats, PassShape, StepCosts
 from model.hardware.interpolation import Estimate
+from model.steps import Forward
 
 
 def estimate(seconds: ArrayLike, error: float = 0.0) -> Estimate:
@@ -48,9 +51,10 @@ class GrowingContext:
 
 
 def growing(
-    layers: int, *, draft: float | None = None, medium: float | None = None, error: float = 0.0, **more: Any
-) -> PassSeconds:
-    """Costs of a target of so many layers, and of smaller models that take these shares of its times.
+    layers: int, *, draft: float | None = None, medium: float | None = None, error: float = 0.0, smaller_layers: int = 1,
+    **more: Any,
+) -> PassSeconds:  # fmt: skip
+    """Costs of a target of so many layers, and of smaller models whose layers take these shares of its times.
 
     >>> cost = growing(4, draft=0.1)
     >>> float(cost.plain_times(9)) > float(cost.plain_times(0)), cost.uniform
@@ -59,9 +63,48 @@ def growing(
     shape = preset("llama-2-13b")
     of = {"target": GrowingContext(_deep(shape, layers), error=error)}
     shares = {"draft": draft, "medium": medium}
-    of |= {role: GrowingContext(_deep(shape, 1), share, error) for role, share in shares.items() if share is not None}
+    of |= {role: GrowingContext(_deep(shape, smaller_layers), share, error) for role, share in shares.items() if share is not None}
     return PassSeconds(of, **more)
 
 
 def _deep(shape: Shape, layers: int) -> Shape:
     return replace(shape, layers=layers)
+
+
+@dataclass
+class Scattered(StepCosts):
+    """Times drawn at random for every shape of a pass, at each of the first positions: what is asked of a wrong pass is found out.
+
+    >>> from model.steps import LayerSpan
+    >>> cost, shape = Scattered(4), PassShape(LayerSpan(0, 4), heads=1)
+    >>> cost.times(shape, [0, 1]).tolist() == [float(cost.times(shape, at)) for at in (0, 1)], len({*cost.times(shape, range(9))})
+    (True, 9)
+    """
+
+    layers: int
+    seed: int = 0
+    link: float = 0.0
+    promotion: float = 0.0
+    dispatch: float = 0.0
+    draft_devices: float = 1.0
+    positions: int = 64
+    _drawn: dict[PassShape, Floats] = field(default_factory=dict, init=False, repr=False)
+
+    uniform = False
+
+    def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
+        if shape not in self._drawn:
+            empty = shape.layers.first == shape.layers.last and not shape.heads
+            rng = np.random.default_rng([self.seed, zlib.crc32(repr(shape).encode())])
+            self._drawn[shape] = rng.uniform(0.5, 4.0, self.positions) * (not empty)
+        return np.asarray(self._drawn[shape][np.asarray(at)])
+
+    def layer_times_of(self, step: Forward) -> list[float]:
+        size = step.layers.size
+        return [self.forward(step) / size] * size
+
+    def dispatching(self, processes: int) -> float:
+        return self.dispatch * processes
+
+    def runs(self, role: str) -> bool:
+        return True

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from model.base import checks
 from model.methods.draft_model import MAX_DRAFT, DraftModel
+from model.methods.formula_check import FormulaCheck
 from model.methods.speculative.algorithm import Guess, Model, look, start
 from model.steps import Commit, Forward, LayerSpan, Read, Step, Steps, ended
 
@@ -50,6 +51,7 @@ class Parameters(DraftModel):
     ROLES = ("draft",)
     COSTS = ("verify_cost", "link", "early_head")
     EXACT = False
+    FORMULA_CHECK = FormulaCheck("bild", swept="fallback_threshold", rate="fallback_rate")
 
     def __post_init__(self) -> None:
         self.check_batching()

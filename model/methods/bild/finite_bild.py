@@ -10,18 +10,19 @@ independent; there is no variance here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import WHOLE, PassShape, StepCosts
 from model.interpret.account import Totals, Work
 from model.interpret.world import UNLIKELY, UNSURE
 from model.methods import rounds
 from model.methods.bild.algorithm import Parameters
 from model.methods.bild.threshold_decisions import DecisionLaw, Digits, Independent, RecordedDecisions
 from model.methods.rounds import Tally
+from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
 
@@ -29,39 +30,76 @@ Floats = NDArray[np.float64]
 class SegmentPrices(NamedTuple):
     """Time, unit-time and arithmetic of a segment [unsure, tokens written], and of the pass behind a rollback [tokens kept].
 
-    The last axis of each is the number of tokens; the first of `segment` and `again` are the three prices.
+    The last axis of each is the number of tokens; the first of `segment` and `again` are the three prices. Where passes take other
+    times elsewhere, the axis before the last is the position at which the segment starts.
     """
 
     segment: Floats
     again: Floats
+    reread: Floats | None = None
+    """Time and unit-time that a segment takes more, by the position at which it starts, if the small model has two tokens to read
+    first; shape (2, positions). None where that takes no longer."""
+
+    @property
+    def uniform(self) -> bool:
+        """Whether a segment takes the same time at every position."""
+        return self.again.ndim == 2
+
+    def at(self, position: int) -> tuple[Floats, Floats]:
+        """`segment` and `again` of segments that start at a position."""
+        return (self.segment, self.again) if self.uniform else (self.segment[:, :, position], self.again[:, position])
 
 
-def prices(parameters: Parameters, cost: UnitCost) -> SegmentPrices:
+def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> SegmentPrices:
     """What a segment takes: a run of the small model for each token it wrote, one if it was unsure, and a pass of the large one.
 
-    Apart, what is written goes to the large model and back. With an exit layer each token goes through the first layers by itself:
-    behind a whole draft the last one too, without a head.
+    It starts at one of the positions below `tokens`, if that makes a difference. Apart, what is written goes to the large model and
+    back. With an exit layer each token goes through the first layers by itself: behind a whole draft the last one too, without a
+    head. Times are in the unit of the costs.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> found = prices(Parameters(24, max_draft_length=2), UnitCost(24, cost_ratio=0.25, operations_ratio=0.0625))
     >>> found.segment[0].tolist(), found.segment[2].tolist()
     ([[24.0, 30.0, 36.0], [30.0, 36.0, 42.0]], [[1.0, 2.0625, 3.125], [1.0625, 2.125, 3.1875]])
     """
-    written = np.arange(parameters.longest_draft + 1.0)
-    runs = written + np.array([[0.0], [1.0]])
-    slowdown = np.array([cost.slowdown(width) for width in range(1, parameters.widest + 1)])
+    layers, longest = parameters.layers, parameters.longest_draft
+    whole, widths = LayerSpan(0, layers), np.arange(1, parameters.widest + 1)
+    written = np.arange(longest + 1)
+    runs = written + np.array([[0], [1]])
+    reread = None
     if parameters.exit_layer is None:
-        time, busy = (runs * cost.required("draft") * share + cost.target_pass * slowdown for share in (1.0, cost.draft_devices))
-        moved = 2 * cost.link * (runs > 0) if parameters.placement == "separate" else 0.0
+        small = _times_of_runs(cost, PassShape(WHOLE, "draft", heads=1), runs, tokens)
+        large = rounds.times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width), widths, tokens)
+        time, busy = (small * share + large for share in (1.0, cost.draft_devices))
+        if not cost.uniform:
+            reread = np.outer([1.0, cost.draft_devices], rounds.reread_times(cost, tokens))
+        moved = 2 * cost.link * (runs > 0) if parameters.placement == "separate" else np.zeros(runs.shape)
         operations = 1 + written + np.where(runs > 0, runs * cost.operations("draft"), 0.0)
     else:
-        first, layers = parameters.exit_layer, parameters.layers
-        little = cost.span(0, first)
-        wider = np.array([cost.layers_slowdown(width) for width in range(1, parameters.widest + 1)])
-        deep = cost.step + (cost.span(first, layers) + cost.final_head) * wider
-        time = busy = runs * (little + cost.head(first)) + np.array([[little], [0.0]]) + deep
-        moved, operations = 0.0, np.broadcast_to(1 + written, runs.shape)
-    again = cost.target_pass * np.append(slowdown[1:], np.nan)
-    return SegmentPrices(np.array([time + moved, busy, operations]), np.array([again, again, written + 2]))
+        first = LayerSpan(0, parameters.exit_layer)
+        rest = LayerSpan(parameters.exit_layer, layers)
+        small = _times_of_runs(cost, PassShape(first, heads=1), runs, tokens)
+        large = rounds.times_by_width(cost, lambda width: PassShape(rest, width=width, heads=width, joins=True), widths, tokens)
+        small[0] += cost.times(PassShape(first), 0 if cost.uniform else np.arange(tokens)[:, None] + written)
+        time = busy = small + large
+        moved, operations = np.zeros(runs.shape), np.broadcast_to(1 + written, runs.shape)
+    kept = written[:-1]
+    back = rounds.times_by_width(cost, lambda width: PassShape(whole, width=width, heads=1), kept + 2, tokens)
+    again = np.concatenate([back, np.full((*back.shape[:-1], 1), np.nan)], axis=-1)
+    if not cost.uniform:
+        moved, operations = moved[:, None], operations[:, None]
+    segment, behind = np.broadcast_arrays(time + moved, busy, operations), np.broadcast_arrays(again, again, written + 2.0)
+    return SegmentPrices(np.array(segment), np.array(behind), reread)
+
+
+def _times_of_runs(cost: StepCosts, shape: PassShape, runs: NDArray[np.int64], tokens: int) -> Floats:
+    """Time of so many runs of the small model, one after another, from each position on if that makes a difference."""
+    if shape.role == "draft":
+        cost.require("draft")
+    if cost.uniform:
+        return np.asarray(runs * cost.times(shape))
+    most = int(runs.max())
+    return np.moveaxis(rounds.sums_from(cost.times(shape, np.arange(tokens + most)), most, tokens)[:, runs], 0, 1)
 
 
 def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], price: SegmentPrices, replications: int) -> Tally:
@@ -74,19 +112,24 @@ def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], p
     ([3.0], [4.0], [0, 3, 0])
     """
     longest, again = parameters.longest_draft, parameters.variant == "code"
-    segment = price.segment.reshape(len(price.segment), -1)  # looked up by one number, which is faster than by two
     time, busy, operations, passes, drafted = np.zeros((5, replications))
     accepted = np.zeros(longest + 1, dtype=np.int64)
     place, written = np.zeros((2, replications), dtype=np.uint8)
     behind = np.zeros(replications, dtype=np.bool_)  # a rollback: this position is the large model's too
+    late = np.zeros(replications, dtype=np.bool_)  # when the next segment starts, the small model has two tokens to read
     for position, (decision, clear) in enumerate(_looking_ahead(decisions, longest, tokens, replications)):
         most = min(longest, tokens - 1 - position)
         starting = (place == 0) & ~behind
         np.copyto(written, np.minimum(clear, most), where=starting)
         unsure = (written < most).view(np.uint8)
-        at = unsure * np.intp(segment.shape[-1] // 2) + written
-        for total, each in zip((time, busy, operations), segment, strict=True):
-            total += each.take(at) * starting
+        at = unsure * np.intp(longest + 1) + written
+        for total, each in zip((time, busy, operations), price.at(position)[0], strict=True):
+            total += each.take(at) * starting  # looked up by one number, which is faster than by two
+        if price.reread is not None:
+            if most:
+                time += price.reread[0, position] * (starting & late)
+                busy += price.reread[1, position] * (starting & late)
+            np.copyto(late, written == most, where=starting)
         passes += starting
         drafted += written * starting
         back = (place < written) & (decision == UNLIKELY) & ~behind
@@ -95,8 +138,10 @@ def segments(parameters: Parameters, tokens: int, decisions: Iterator[Digits], p
         if again:
             accepted[0] += int(np.count_nonzero(behind))
             passes += behind
+            kept: Any = place if price.uniform else (position - place.astype(np.intp), place)
             for total, each in zip((time, busy, operations), price.again, strict=True):
-                total += np.where(back, each[place], 0.0)
+                total += np.where(back, each[kept], 0.0)
+        np.copyto(late, again, where=back)
         place = (place + 1) * ~(ends | behind)
         behind = back & again
     return Tally(time, busy, operations, passes, drafted, accepted)
@@ -140,10 +185,13 @@ def moments(parameters: Parameters, tokens: int, law: DecisionLaw, price: Segmen
         decisions = np.ascontiguousarray(law.records[:, : tokens - 1].T)
         return rounds.mean_of(segments(parameters, tokens, iter([decisions]), price, len(law.records)))
     totals, passes, drafted = np.zeros(3), 0.0, 0.0
-    for each in starts(parameters, tokens, law):
+    for position, each in enumerate(starts(parameters, tokens, law)):
         most = len(each.unsure)
-        segment = price.segment[:, 1, :most] @ each.unsure + price.segment[:, 0, most] * each.whole
-        totals += each.mass * (segment + price.again[:, :most] @ each.again)
+        own, again = price.at(position)
+        segment = own[:, 1, :most] @ each.unsure + own[:, 0, most] * each.whole
+        totals += each.mass * (segment + again[:, :most] @ each.again)
+        if price.reread is not None and most:
+            totals[:2] += each.late * price.reread[:, position]
         passes += each.mass * (1 + each.again.sum())
         drafted += each.mass * each.drafted
     return rounds.Moments(float(totals[0]), float("nan"), float(totals[1]), float(totals[2]), float(passes), float(drafted))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.methods.bild.algorithm import Parameters
 from model.methods.bild.finite_bild import prices, segments
 from model.methods.bild.threshold_decisions import Digits
@@ -15,6 +15,6 @@ LAST_MATTERS = False
 """The last token is never a drafted one."""
 
 
-def walk(parameters: Parameters, tokens: int, cost: UnitCost, decisions: Iterator[Digits]) -> Tally:
+def walk(parameters: Parameters, tokens: int, cost: StepCosts, decisions: Iterator[Digits]) -> Tally:
     """Time, unit-time and segments of a block of replications, from the decisions at the first tokens - 1 positions."""
-    return segments(parameters, tokens, decisions, prices(parameters, cost), BLOCK)
+    return segments(parameters, tokens, decisions, prices(parameters, cost, tokens), BLOCK)

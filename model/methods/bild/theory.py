@@ -19,57 +19,66 @@ small model, and `verify_cost` what a pass of the large one costs by its width (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Work
 from model.methods.bild import finite_bild
+from model.methods.bild.algorithm import UNSURE, Parameters
 from model.methods.bild.algorithm import VARIANTS as VARIANTS
-from model.methods.bild.algorithm import Parameters
 from model.methods.bild.finite_bild import moments, prices
 from model.methods.bild.threshold_decisions import DecisionLaw, Decisions
+from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import Prediction
 from model.methods.speculative.theory import sum_of_powers
+
+if TYPE_CHECKING:
+    from model.logs.decoding import Decoding
 
 Floats = NDArray[np.float64]
 
 # --- A decoding -------------------------------------------------------------------------------------------------------
 
 
-def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: UnitCost) -> Prediction:
-    """Exactly `tokens` tokens, the last draft cut short; times in layer-times. The variance is nan but for recorded decisions.
+def predict(parameters: Parameters, tokens: ArrayLike, law: DecisionLaw, cost: StepCosts) -> Prediction:
+    """Exactly `tokens` tokens, the last draft cut short; times in the costs' unit. The variance is nan but for recorded decisions.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> from model.methods.bild.threshold_decisions import Independent
     >>> found = predict(Parameters(24), 1000, Independent(0.11, 0.01), UnitCost(24, cost_ratio=0.25))
     >>> round(float(found.plain_latency / found.latency), 2), round(float(speedup(0.11, 0.01, 10, 0.25)), 2)
     (2.46, 2.47)
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    price = prices(parameters, cost)
-    found = moments(parameters, int(np.asarray(tokens)), law, price)
+    count = int(np.asarray(tokens))
+    price = prices(parameters, cost, count)
+    found = moments(parameters, count, law, price)
     ratio = 1.0 if np.array_equal(price.segment[0], price.segment[1]) else float("nan")
-    plain = float(np.asarray(tokens)) * cost.target_pass
+    plain = parameters.plain_time(count, cost)
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations)))
 
 
-def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
     """The arithmetic of passes, in that of a token in the large model; runs of the small one count one token each."""
     large = account.of("target").layer_passes / parameters.layers
     small = account.passes_of["draft"]
     return large + (small * cost.operations("draft") if small else 0.0)
 
 
-def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds: a segment puts out one token, and one taken back takes a pass more."""
-    price = prices(parameters, cost)
+    price = prices(parameters, cost, tokens)
     again = float(np.nanmax(price.again[0], initial=0.0))
-    return tokens * (float(price.segment[0].max()) + again), tokens * (float(price.segment[1].max()) + again)
+    time, busy = (0.0, 0.0) if price.reread is None else price.reread.max(axis=1).tolist()
+    return tokens * (float(price.segment[0].max()) + again + time), tokens * (float(price.segment[1].max()) + again + busy)
 
 
 def work(parameters: Parameters, tokens: int, law: DecisionLaw) -> Work | None:
@@ -334,3 +343,37 @@ def _verification(fallback: Floats, rollback: Floats, most: Floats, variant: str
 
 def _largest(most: Floats) -> int:
     return int(most.max()) if most.size else 0
+
+
+# --- Real runs -------------------------------------------------------------------------------------------------------
+
+
+def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
+    """Speed-up where a pass of the small model costs its share of layers, as [Kim2023] compares models."""
+    choice = runs.settings
+    fallback, rollback = counted_rates(runs.decodings)
+    if choice["exit_layer"] is not None or np.isnan(fallback):
+        return None
+    ratio = choice["draft_layers"] / choice["layers"]
+    speed = float(speedup(fallback, rollback, choice["max_draft_length"], ratio, variant=choice["variant"]))
+    given = f"rates counted at each choice (measured), c = {choice['draft_layers']}/{choice['layers']}, the ratio of layers"
+    threshold = choice["fallback_threshold"]
+    x, name = (fallback, "fallback rate (measured)") if threshold is None else (threshold, "fallback threshold")
+    return FormulaPoint(x, speed, name, f"the formula: {given}")
+
+
+def counted_rates(decodings: Iterable[Decoding]) -> tuple[float, float]:
+    """How often the small model was unsure, of the times that it was asked, and how often a token was rolled back of those judged.
+
+    Counted from what was read in real decodings; nan, or 0, where nothing was asked.
+    """
+    asked: Counter[str] = Counter()
+    unsure = back = 0
+    for decoding in decodings:
+        threshold = decoding.settings["fallback_threshold"]
+        low = UNSURE if threshold is None else threshold
+        asked.update(read.question.kind for read in decoding.reads)
+        unsure += sum(read.answer < low for read in decoding.reads if read.question.kind == "confidence")
+        back += sum(commit.kind == "rollback" for commit in decoding.commits)
+    fallback = unsure / asked["confidence"] if asked["confidence"] else float("nan")
+    return fallback, back / asked["distance"] if asked["distance"] else 0.0

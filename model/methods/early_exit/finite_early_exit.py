@@ -7,20 +7,25 @@ no variance.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Totals, Work
 from model.methods.early_exit.algorithm import Parameters
+from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
+Whole = NDArray[np.int64]
 Depth = NDArray[np.uint16]
+_PART = 2**20
+"""Columns times depths that are priced together: about eight megabytes an array."""
 
 
 class Depths:
@@ -43,6 +48,11 @@ class Depths:
     def layers(self) -> int:
         """The deepest that a token may go."""
         return int(self.pmf.shape[-1])
+
+    @property
+    def by_position(self) -> bool:
+        """Whether each position has a separate law."""
+        return self.pmf.ndim == 2
 
     def cdf(self, places: int) -> Floats:
         """The chances to need at most 1, 2, ... layers, for each place; shape (places, layers)."""
@@ -68,36 +78,85 @@ class Depths:
             yield found
 
 
-def column_times(parameters: Parameters, cost: UnitCost, width: int) -> Floats:
-    """Time of a column of so many texts, by the depth that is needed: index 0 is not used [layer-times].
+def column_times(parameters: Parameters, cost: StepCosts, width: ArrayLike, at: ArrayLike = 0) -> Floats:
+    """Time of a column of so many sequences, by the depth that is needed, along the last axis: index 0 is not used.
 
-    Layers from `first_check` on are checked, but for the last; what `propagate` owes is paid at once.
+    Layers from `first_check` on are checked, but for the last; what `propagate` owes is paid at once. Broadcasts over `width` and
+    the positions `at` which columns stand, which are one number where costs are `uniform`. Times are in the cost's unit.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> column_times(Parameters(4, first_check=2), UnitCost(4, early_head=1.0, final_head=1.0, propagation=0.25), 1).tolist()
     [nan, 3.5, 3.5, 5.25, 7.0]
     """
-    layers = parameters.layers
-    times = np.full(layers + 1, np.nan)
+    layers, softmax, first = parameters.layers, parameters.measure == "softmax", parameters.first_check
+
+    def price(start: int, stop: int, heads: int = 0, *, compared: bool = False, kv_only: bool = False) -> Floats:
+        shape = PassShape(LayerSpan(start, stop, kv_only=kv_only), sequences=width, heads=heads, compared=compared)
+        return cost.times(shape, at)
+
+    times = np.full((*np.broadcast_shapes(np.shape(width), np.shape(at)), layers + 1), np.nan)
     if parameters.exit_layer is not None:
-        times[1:] = cost.depths[parameters.exit_layer] + cost.head(parameters.exit_layer)
-        return cost.step + (times - cost.step) * cost.layers_slowdown(width)
-    for needed in range(1, layers + 1):
-        depth = max(needed, parameters.first_check)
-        checked = min(depth, layers - 1) - parameters.first_check + 1
-        time = cost.depths[depth] + checked * (cost.early_head if parameters.measure == "softmax" else cost.state_check)
-        if depth == layers:
-            time += cost.final_head
-        elif parameters.measure == "state":
-            time += cost.early_head
-        if parameters.fill == "propagate":
-            time += cost.propagation * (layers - depth)
-        times[needed] = time
-    return cost.step + (times - cost.step) * cost.layers_slowdown(width)
+        times[..., 1:] = price(0, parameters.exit_layer, 1)[..., None]
+        return times
+    run, start = np.zeros(()), 0
+    for depth in range(first, layers + 1):
+        asked = depth < layers
+        run = run + price(start, depth, int(softmax or not asked), compared=asked and not softmax)
+        start, times[..., depth] = depth, run
+        if asked and not softmax:
+            times[..., depth] += price(depth, depth, 1)
+        if asked and parameters.fill == "propagate":
+            times[..., depth] += price(depth, layers, kv_only=True)
+    times[..., 1:first] = times[..., first, None]
+    return times
 
 
-def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: UnitCost) -> tuple[float, float]:
+def filling_times(parameters: Parameters, cost: StepCosts, position: int, most: int) -> Floats:
+    """Time of making the rows that a layer lacks of the last 0, 1, ..., `most` positions before this one, in one pass over them.
+
+    It is the same for every layer.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> filling_times(Parameters(4), UnitCost(4, propagation=0.5, verify_cost=((1, 1.0), (3, 2.0))), 9, 3).tolist()
+    [0.0, 0.5, 0.75, 1.0]
+    """
+    rows = np.arange(1, most + 1)
+    layer = LayerSpan(parameters.layers - 1, parameters.layers, kv_only=True)
+    return np.asarray(np.concatenate([[0.0], cost.times(PassShape(layer, width=rows, joins=True), position - rows)]))
+
+
+class Columns(NamedTuple):
+    """Columns of all batches: `counts[i]` are over `widths[i]` sequences at `positions[i]`, and take `times[i]` by depth."""
+
+    positions: Whole
+    widths: Whole
+    counts: Whole
+    times: Floats
+
+
+def priced_columns(parameters: Parameters, tokens: int, cost: StepCosts, *, apart: bool = True) -> Iterator[Columns]:
+    """All columns, in parts; where costs are `uniform`, positions are told `apart` or counted as one, 0."""
+    apart = apart or not cost.uniform
+    found = Counter((position if apart else 0, width) for position, width in parameters.columns(tokens))
+    positions, widths = np.array([*found]).T
+    counts = np.array([*found.values()])
+    known, which = np.unique(widths, return_inverse=True)
+    prices = column_times(parameters, cost, known) if cost.uniform else None
+    size = max(_PART // (parameters.layers + 1), 1)
+    for start in range(0, len(counts), size):
+        part = slice(start, start + size)
+        at, width = positions[part], widths[part]
+        if prices is not None:
+            times = prices[which[part]]
+        else:  # a single width is a number, which costs look up faster
+            times = column_times(parameters, cost, int(known[0]) if len(known) == 1 else width, at)
+        yield Columns(at, width, counts[part], times)
+
+
+def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: StepCosts) -> tuple[float, float]:
     """Mean and variance of the time of all batches, exactly; the variance of `backfill` is nan.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> choice, law = Parameters(3, fill="backfill"), Depths([0.5, 0.25, 0.25])
     >>> moments(choice, 10, law, UnitCost(3, propagation=1.0))[0] - moments(choice, 10, law, UnitCost(3))[0]
     3.9375
@@ -106,18 +165,26 @@ def moments(parameters: Parameters, tokens: int, law: Depths | None, cost: UnitC
     _same_depth(parameters, law)
     mean = variance = 0.0
     rising = law.cdf(tokens)
-    for place, width in parameters.columns(tokens):
-        reached = rising[place] ** width
-        chance = np.diff(reached, prepend=0.0)
-        times = column_times(parameters, cost, width)[1:]
-        first = float(chance @ times)
-        mean += first
-        variance += float(chance @ (times - first) ** 2)
+    for part in priced_columns(parameters, tokens, cost, apart=law.by_position):
+        chance = np.diff(rising[part.positions] ** part.widths[:, None], prepend=0.0)
+        times = part.times[:, 1:]
+        first = (chance * times).sum(axis=1)
+        mean += float(part.counts @ first)
+        variance += float(part.counts @ (chance * (times - first[:, None]) ** 2).sum(axis=1))
     if parameters.fill == "backfill":
-        lengths = [length for batch in parameters.batches(tokens) for length in batch.values()]
-        filling = sum(_fillings(parameters, rising[:length], cost.layers_slowdown) for length in lengths)
-        return mean + cost.propagation * filling, float("nan")
+        mean += _filling(parameters, tokens, rising, lambda rows: filling_times(parameters, cost, rows, rows))
+        return mean, float("nan")
     return mean, variance
+
+
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> float:
+    """Time that no decoding exceeds: the slowest column at every step, and for each layer the most expensive rows to fill in."""
+    parts = priced_columns(parameters, tokens, cost, apart=False)
+    time = sum(float(part.counts @ part.times[:, 1:].max(axis=1)) for part in parts)
+    if parameters.fill == "backfill":
+        most = np.array([filling_times(parameters, cost, position, position).max() for position in range(tokens)])
+        time += parameters.layers * float(sum(most[position] for position, _ in parameters.columns(tokens)))
+    return time
 
 
 def work(parameters: Parameters, tokens: int, law: Depths | None) -> Work:
@@ -147,63 +214,63 @@ def work(parameters: Parameters, tokens: int, law: Depths | None) -> Work:
         total += [runs, deep, deep * width, attended, attended, filled, filled * width, heads, heads * width]
     found = Totals(*map(float, total))
     if parameters.fill == "backfill":
-        lengths = [length for batch in parameters.batches(tokens) for length in batch.values()]
-        runs, rows = (sum(_fillings(parameters, rising[:length], price) for length in lengths) for price in (_once, _each))
+        runs, rows = (_filling(parameters, tokens, rising, price) for price in (_once, _each))
         found = found._replace(passes=found.passes + runs, filled_runs=runs, filled=rows)
     return Work({"target": found})
 
 
-def _once(width: int) -> float:
-    return 1.0
+def _once(place: int) -> Floats:
+    return np.asarray(np.arange(place + 1.0) > 0, dtype=np.float64)
 
 
-def _each(width: int) -> float:
-    return float(width)
+def _each(place: int) -> Floats:
+    return np.arange(place + 1.0)
 
 
-def _fillings(parameters: Parameters, rising: Floats, price: Callable[[int], float]) -> float:
-    """Expected passes that fill in rows over a text, by width: at place t a layer lacks the w rows before it, and not one more."""
+def _filling(parameters: Parameters, tokens: int, rising: Floats, price: Callable[[int], Floats]) -> float:
+    """Expected price of all passes that fill in rows, by position and width: w where a layer lacks w rows before it, no more."""
     left = np.concatenate([np.zeros_like(rising[:, :1]), rising[:, :-1]], axis=1)  # the chance to have left above layer j + 1
     left[:, : parameters.first_check] = 0.0
+    columns = np.bincount([place for place, _ in parameters.columns(tokens)])
     found = 0.0
-    for place in range(1, len(left)):
+    for place in range(1, tokens):
         lacking = np.cumprod(left[place - 1 :: -1], axis=0)  # at least so many rows
         exactly = lacking - np.concatenate([lacking[1:], np.zeros_like(lacking[:1])])
-        prices = np.array([price(width) for width in range(1, place + 1)])
-        found += float((1 - left[place]) @ (prices @ exactly))
+        found += int(columns[place]) * float((1 - left[place]) @ (price(place)[1:] @ exactly))
     return found
 
 
-def decodings(parameters: Parameters, tokens: int, depths: Iterator[Depth], cost: UnitCost, replications: int) -> Floats:
-    """Times of many replications at once, from tiles of the depths of all texts at each place."""
+def decodings(parameters: Parameters, tokens: int, depths: Iterator[Depth], cost: StepCosts, replications: int) -> Floats:
+    """Times of many replications at once, from tiles of the depths of all sequences at each place."""
     batches = parameters.batches(tokens)
-    texts = sum(map(len, batches))
-    widths = {width for _, width in parameters.columns(tokens)}
-    prices = {width: column_times(parameters, cost, width) for width in widths}
+    sequences = sum(map(len, batches))
+    prices = {
+        (int(position), int(width)): times
+        for part in priced_columns(parameters, tokens, cost, apart=False)
+        for position, width, times in zip(part.positions, part.widths, part.times, strict=True)
+    }
     time = np.zeros(replications)
-    owed = np.zeros((texts, parameters.layers, replications), dtype=np.int64) if parameters.fill == "backfill" else None
+    owed = np.zeros((sequences, parameters.layers, replications), dtype=np.int64) if parameters.fill == "backfill" else None
     rows = _rows(depths) if parameters.exit_layer is None else repeat(np.ones(replications, dtype=np.uint16))
     for place in range(tokens):
-        here = [next(rows) for _ in range(texts)]
+        here = [next(rows) for _ in range(sequences)]
         for batch in batches:
-            live = [here[text] for text, length in batch.items() if length > place]
+            live = [here[sequence] for sequence, length in batch.items() if length > place]
             if live:
-                time += prices[len(live)][np.maximum.reduce(live)]
+                time += prices[0 if cost.uniform else place, len(live)][np.maximum.reduce(live)]
         if owed is not None:
-            for (text, length), depth in zip((each for batch in batches for each in batch.items()), here, strict=True):
+            for (sequence, length), depth in zip((each for batch in batches for each in batch.items()), here, strict=True):
                 if length > place:
-                    time += cost.propagation * _filled(owed[text], np.maximum(depth, parameters.first_check), cost)
+                    lacking = owed[sequence]
+                    times = filling_times(parameters, cost, place, int(lacking.max()))
+                    time += _filled(lacking, np.maximum(depth, parameters.first_check), times)
     return time
 
 
-def _filled(owed: NDArray[np.int64], depth: Depth, cost: UnitCost) -> Floats:
+def _filled(owed: NDArray[np.int64], depth: Depth, times: Floats) -> Floats:
     """The passes that fill in what a token needs, each by its width; and what it leaves behind."""
     reached = np.arange(len(owed))[:, None] < depth
-    if cost.curve is None:
-        found = np.asarray((reached & (owed > 0)).sum(axis=0), dtype=np.float64)
-    else:
-        slowdown = np.array([0.0, *(cost.layers_slowdown(width) for width in range(1, int(owed.max()) + 1))])
-        found = np.asarray((slowdown[owed] * reached).sum(axis=0))
+    found = np.asarray((times[owed] * reached).sum(axis=0))
     owed += 1
     owed[reached] = 0
     return found

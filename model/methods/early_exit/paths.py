@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.methods.early_exit.algorithm import Parameters
 from model.methods.early_exit.finite_early_exit import Depth, decodings
 from model.outcomes.random_streams import BLOCK
 
 
 def walk(
-    parameters: Parameters, tokens: int, cost: UnitCost, depths: Iterator[Depth]
+    parameters: Parameters, tokens: int, cost: StepCosts, depths: Iterator[Depth]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Time and unit-time, each of shape (BLOCK,), from the depths of all texts at each place."""
     time = decodings(parameters, tokens, depths, cost, BLOCK)

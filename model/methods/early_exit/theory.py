@@ -6,7 +6,7 @@ behind layer L all do, whatever h_L says. What is skipped is owed: a later token
 were not computed. They are projected from the state at the exit, for each token at once (`propagation`). A batch goes on until its
 last token leaves.
 
-Times are in layer-times. Lossy: what it does to the text no formula says.
+Times are in the cost's unit. Lossy: what it does to the text no formula says.
 
 [Schuster2022] T. Schuster et al. Confident Adaptive Language Modeling. NeurIPS 2022, arXiv:2207.07061.
 [t5x] google-research/t5x, t5x/contrib/calm, which decays its threshold in another way than the paper.
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Work
 from model.methods.early_exit import finite_early_exit
 from model.methods.early_exit.algorithm import FORMS as FORMS
@@ -85,9 +85,10 @@ def expected_layers(hazards: ArrayLike, batch: int = 1) -> Floats:
 # --- A decoding -------------------------------------------------------------------------------------------------------
 
 
-def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost) -> Prediction:
+def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts) -> Prediction:
     """`tokens` tokens of every text, or as many as `lengths` says; plain decoding is that of the same batches.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> from model.methods.early_exit.algorithm import Parameters
     >>> from model.methods.early_exit.finite_early_exit import Depths
     >>> law = Depths(exit_pmf([0.2, 0.3, 0.5, 1]))
@@ -101,18 +102,13 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost)
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in values))
 
 
-def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds: the deepest column at every step, and every row filled in alone."""
-    widths = {width for _, width in parameters.columns(tokens)}
-    deepest = max(float(np.nanmax(finite_early_exit.column_times(parameters, cost, width))) for width in widths)
-    last = tokens if cost.curve is None else min(tokens, int(cost.curve.last))
-    widest = max(cost.layers_slowdown(width) for width in range(1, last + 1))
-    rows = parameters.outputs_of(tokens) * parameters.layers * (parameters.fill == "backfill")
-    time = parameters.steps_of(tokens) * deepest + rows * cost.propagation * widest
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: the slowest column at every step, and of each layer the most expensive rows."""
+    time = finite_early_exit.slowest(parameters, tokens, cost)
     return time, time
 
 
-def operations(parameters: Parameters, cost: UnitCost, rounds: Any, account: Account) -> float:
+def operations(parameters: Parameters, cost: StepCosts, rounds: Any, account: Account) -> float:
     """The arithmetic of the layers run, in that of a token in the whole model; heads, and rows filled in, left out."""
     return account.layer_passes / parameters.layers
 

@@ -20,15 +20,18 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import PassShape, StepCosts
 from model.methods.demand import Demand
+from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import MethodParameters
 from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 
@@ -58,6 +61,7 @@ class Parameters(MethodParameters):
         "early_head", "dispatch", "dispatch_per_process", "dispatch_law", "link", "promotion", "fitted_on", "verify_cost",
     )  # fmt: skip
     EXACT = True
+    FORMULA_CHECK = FormulaCheck("ppd", rate="match_rate", over_processes=True)
 
     def __post_init__(self) -> None:
         self.check_batching()
@@ -129,71 +133,113 @@ class Parameters(MethodParameters):
         """Whether it never wants more units than these, whatever anything costs; heads and links make nested trees grow."""
         return self.form != "nested"
 
-    def demand(self, cost: UnitCost, tokens: int) -> Demand:
-        """What it may want at once: heads, links and dispatches change who is at work beside whom, and let nested trees grow."""
-        head, final = cost.head(self.exit_layer), cost.final_head
-        subs = 1 if self.batched else self.candidates
-        before = cost.span(0, self.exit_layer) + head + cost.dispatching(subs)
-        if self.form == "nested":
-            return self._demand_of_tree(before, cost, tokens)
-        wide = cost.slowdown(self.candidates) if self.batched else 1.0
-        gaps = {self.exit_layer} | ({max(self.exit_layer, self.layers - self.exit_layer)} if tokens > 1 else set())
-        rests = [cost.span(gap, self.layers) + final for gap in gaps]
-        if self.form == "eager":
-            return self._eager_demand(subs, wide, before, rests[0], cost, tokens)
-        units = 1
-        for gap, rest in zip(gaps, rests, strict=True):
-            takes_time = cost.span(0, self.layers - gap) * wide > 0
-            units = max(units, (subs if takes_time else 1) + (cost.link < rest))
-        return Demand(units, subs if cost.link else 1)
+    @property
+    def sub_processes(self) -> int:
+        """Processes that a round starts: one for each candidate, or one for all."""
+        return 1 if self.batched else self.candidates
 
-    def _eager_demand(self, subs: int, wide: float, before: float, rest: float, cost: UnitCost, tokens: int) -> Demand:
-        depths = [cost.span(0, layer) * wide for layer in range(self.exit_layer + 1)]
+    def sub_process(self, layers: int) -> PassShape:
+        """The pass of a sub-process through so many layers from the first on, behind one position more than the main process."""
+        tree = self.batched and self.candidates > 1
+        return PassShape(LayerSpan(0, layers), width=self.candidates if tree else 1, tree=tree)
+
+    def demand(self, cost: StepCosts, tokens: int) -> Demand:
+        """What it may want at once: heads, links and dispatches change who is at work beside whom, and let nested trees grow.
+
+        Where passes take other times at other positions it is the most that is wanted at any of them.
+        """
+        at = np.arange(1 if cost.uniform else tokens)
+        if self.form == "nested":
+            return self._demand_of_tree(cost, at, tokens)
+        if self.form == "eager":
+            return self._eager_demand(cost, at, tokens)
+        later, units = at if cost.uniform else at[1:], 1  # behind a match
+        gaps = [(self.exit_layer, at), (max(self.exit_layer, self.layers - self.exit_layer), later)]
+        for gap, where in gaps[: min(tokens, 2)]:
+            rest = cost.times(main_process(gap, self.layers), where)
+            run = cost.times(self.sub_process(self.layers - gap), where + 1)
+            units = max(units, int((np.where(run > 0, self.sub_processes, 1) + (cost.link < rest)).max()))
+        return Demand(units, self.sub_processes if cost.link else 1)
+
+    def _eager_demand(self, cost: StepCosts, at: NDArray[np.intp], tokens: int) -> Demand:
+        exit_layer, subs = self.exit_layer, self.sub_processes
+        rest, whole = cost.times(main_process(exit_layer, self.layers), at), cost.times(self.sub_process(exit_layer), at + 1)
         run = rest - cost.link  # for so long a sub-process has been at work when it is stopped
         transfers = subs if cost.link else 1
-        if tokens > 1 and cost.link > before + rest:  # the next round's are sent while these are under way, wanted or not
-            transfers = max(transfers, 2)
-        if run <= 0:  # they arrive when it is known which one is right
-            return Demand(1, transfers)
-        stopped = _within(run, [depths]) if tokens > 1 else None
-        return Demand((subs if depths[-1] else 1) + 1, transfers, stopped)
+        # Where it is none they arrive when it is known which one is right.
+        units = 1 + int(np.where(run > 0, np.where(whole > 0, subs, 1), 0).max())
+        if tokens == 1:
+            return Demand(units, transfers)
+        but_last = slice(None) if cost.uniform else slice(-1)  # behind the last token comes nothing
+        at, rest, whole, run = at[but_last], rest[but_last], whole[but_last], run[but_last]
+        if np.any(cost.link > cost.times(main_process(0, exit_layer), at + 1) + cost.dispatching(subs) + rest):
+            transfers = max(transfers, 2)  # the next round's are sent while these are under way, wanted or not
+        marks = (cost.times(self.sub_process(layers), at + 1) for layers in range(exit_layer + 1))
+        return Demand(units, transfers, _within(run, whole, [(0 * whole, whole, marks)]))
 
-    def _demand_of_tree(self, before: float, cost: UnitCost, tokens: int) -> Demand:
+    def _demand_of_tree(self, cost: StepCosts, starts: NDArray[np.intp], tokens: int) -> Demand:
         """That of the nested form, whose processes send out their own after `before`."""
-        k, exit_layer = self.candidates, self.exit_layer
-        first = [*(cost.span(0, layer) for layer in range(exit_layer + 1)), before - cost.dispatching(k)]
-        second = [before + cost.span(exit_layer, layer) for layer in range(exit_layer, self.layers + 1)]
-        life, apart = second[-1] + cost.final_head, before + cost.link
-        generations = math.ceil(life / apart * (1 - _ROUNDING)) if apart * checks.MAX_UNITS > life else checks.MAX_UNITS + 1
-        units = 1
-        for _ in range(generations - 1):
+        k, exit_layer, layers = self.candidates, self.exit_layer, self.layers
+        dispatching = cost.dispatching(k)
+
+        @cache
+        def before(generation: int) -> NDArray[np.float64]:
+            return np.asarray(cost.times(main_process(0, exit_layer), starts + generation) + dispatching)
+
+        life = before(0) + cost.times(main_process(exit_layer, layers), starts)
+        until = life * (1 - _ROUNDING)
+        births, units = [before(0) + cost.link], 1  # by generation, from the birth of the first process on
+        if np.any(births[0] * checks.MAX_UNITS <= life):
+            units = checks.MAX_UNITS + 1
+        while units <= checks.MAX_UNITS and np.any(births[-1] < until):
             units = 1 + k * units
-            if units > checks.MAX_UNITS:
-                break
-        births = [number * apart for number in range(1, generations)] if units <= checks.MAX_UNITS else [apart]
+            births.append(births[-1] + before(0 if cost.uniform else len(births)) + cost.link)
+        births = births[:-1] if units <= checks.MAX_UNITS else births[:1]
         transfers = k if cost.link else 1
-        if cost.link and tokens > 1:
+        if tokens == 1:
+            return Demand(units, transfers)
+        but_last = slice(None) if cost.uniform else slice(-1)  # behind the last token comes nothing
+        born, life, until = np.reshape(births, (-1, starts.size))[:, but_last], life[but_last], until[but_last]
+        at = starts[but_last] + (0 if cost.uniform else 1 + np.arange(len(births))[:, None])
+        below = cost.times(main_process(0, exit_layer), at)
+        second = below + dispatching
+        end = second + cost.times(main_process(exit_layer, layers), at)
+        if cost.link:
             # What is under way when the first process has ended and begins anew may still be when that sends.
-            sent = max([before, *(born + before for born in births if born + before < life * (1 - _ROUNDING))])
-            transfers += k == 1 and sent + cost.link > (life + before) * (1 + _ROUNDING)
-        stretches = [first, [first[-1], before], [*second, life]]
-        found = {_within(life - born, stretches) for born in births} if tokens > 1 else set()
-        return Demand(units, transfers, "anywhere" if "anywhere" in found else "layers" if "layers" in found else None)
+            sent = np.maximum(before(0)[but_last], np.where(born + second < until, born + second, 0.0).max(axis=0, initial=0.0))
+            anew = life + before(0 if cost.uniform else 1)[but_last]
+            transfers += k == 1 and bool(np.any(sent + cost.link > anew * (1 + _ROUNDING)))
+        to_exit = (cost.times(PassShape(LayerSpan(0, layer)), at) for layer in range(exit_layer + 1))
+        behind = (second + cost.times(PassShape(LayerSpan(exit_layer, layer)), at) for layer in range(exit_layer, layers + 1))
+        stretches: list[_Stretch] = [(0 * end, below, to_exit), (below, second, ()), (second, end, behind)]
+        return Demand(units, transfers, _within(np.where(born < until, life - born, 0.0), end, stretches))
+
+
+def main_process(first: int, last: int) -> PassShape:
+    """A pass of the main process, whose state is projected at its end."""
+    return PassShape(LayerSpan(first, last), heads=HEAD)
 
 
 _ROUNDING = 1e-9
+_Stretch = tuple[NDArray[np.float64], NDArray[np.float64], Iterable[NDArray[np.float64]]]
 
 
-def _within(age: float, stretches: Sequence[Sequence[float]]) -> str | None:
-    """Where a process of this age is, in the stretches for which it holds a unit, given by their ends and all between layers.
+def _within(age: NDArray[np.float64], life: NDArray[np.float64], stretches: Iterable[_Stretch]) -> str | None:
+    """Where processes of these ages are, in the stretches for which they hold a unit: each a start, an end, and all between layers.
 
-    None where it is at the end of a stretch.
+    None where all are at the end of a stretch, or beyond the last.
     """
-    near = _ROUNDING * stretches[-1][-1]
-    for marks in stretches:
-        if marks[0] + near < age < marks[-1] - near:
-            return "layers" if any(abs(age - mark) <= near for mark in marks) else "anywhere"
-    return None
+    near, found = _ROUNDING * life, False
+    for start, end, marks in stretches:
+        inside = (start + near < age) & (age < end - near)
+        if not inside.any():
+            continue
+        found = True
+        for mark in marks:
+            inside &= abs(age - mark) > near
+        if inside.any():
+            return "anywhere"
+    return "layers" if found else None
 
 
 def decode(parameters: Parameters, prompt: Sequence[int], tokens: int, stop: Collection[int] = ()) -> Steps:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.methods.ppd.algorithm import Parameters
 from model.methods.ppd.theory import stages
 from model.methods.stages import sums
@@ -18,7 +18,7 @@ LAST_MATTERS = False
 
 
 def walk(
-    parameters: Parameters, tokens: int, cost: UnitCost, matches: Iterator[NDArray[np.bool_]]
+    parameters: Parameters, tokens: int, cost: StepCosts, matches: Iterator[NDArray[np.bool_]]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Time and unit-time, each of shape (BLOCK,), from the matches of the first tokens - 1 positions."""
-    return sums(stages(parameters, cost), matches, tokens, BLOCK)
+    return sums(stages(parameters, cost, tokens), matches, tokens, BLOCK)

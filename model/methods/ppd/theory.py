@@ -11,16 +11,18 @@ Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Totals, Work
-from model.methods.ppd.algorithm import Parameters
-from model.methods.prediction import MethodChoice, Prediction, PredictionPoints, one_by_one
-from model.methods.stages import Stage, moments
+from model.methods.formula_check import ComparedRuns, FormulaPoint
+from model.methods.ppd.algorithm import Parameters, main_process
+from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
+from model.methods.stages import Stage, StagePoint, moments_of_points
 from model.outcomes.outcome_laws import Iid, Law, Markov
 
 Floats = NDArray[np.float64]
@@ -353,13 +355,15 @@ def flat_compute(
 # --- Any law, any cost: stages -----------------------------------------------------------------------------------------
 
 
-def stages(parameters: Parameters, cost: UnitCost) -> tuple[Stage, ...]:
-    """The stages of a form of Predictive Pipelined Decoding, for as many units as it wants [the cost model's unit].
+def stages(parameters: Parameters, cost: StepCosts, tokens: int) -> tuple[Stage, ...]:
+    """The stages of a form of Predictive Pipelined Decoding, for as many units as it wants [the cost's unit].
 
-    Time and unit-time of a decoding are sums over its tokens, whatever the law of the matches. The nested form has stages without
-    overheads only.
+    Time and unit-time of a decoding are sums over its tokens, whatever the law of the matches. They are numbers, or where passes
+    take other times at other positions arrays over `tokens` tokens; the first token is decoded in the first stage, whatever the
+    others have there. The nested form has stages without overheads only.
 
-    >>> for stage in stages(Parameters(40, 10, 3, form="flat"), UnitCost(40)):
+    >>> from model.costs.layer_times import UnitCost
+    >>> for stage in stages(Parameters(40, 10, 3, form="flat"), UnitCost(40), 128):
     ...     print(stage)
     Stage(time=40.0, busy=130.0, on_match=1)
     Stage(time=10.0, busy=40.0, on_match=2)
@@ -370,51 +374,72 @@ def stages(parameters: Parameters, cost: UnitCost) -> tuple[Stage, ...]:
         raise checks.ParameterError(f"cost must be that of a model of layers={d}, got one of {cost.layers}")
     if parameters.form == "nested":
         return _nested_stages(d, exit_at, k, cost)
-    # Who reads all candidates in one pass is a single process, whose layers take as long as so many tokens do.
-    others, wide = (1, k) if parameters.batched else (k, 1)
+    passes = _Passes(parameters, cost, tokens)
     if parameters.form == "eager":
-        return _eager_stages(d, exit_at, others, wide, cost)
-    first = _barrier_stage(cost, others, wide, 0, exit_at, promoted=False, on_match=1)
+        return _eager_stages(passes)
+    first = _barrier_stage(passes, 0, exit_at, promoted=False, on_match=1)
     late = d - exit_at
     if late <= exit_at:
-        return first, _barrier_stage(cost, others, wide, late, exit_at, promoted=True, on_match=1)
+        return first, _barrier_stage(passes, late, exit_at, promoted=True, on_match=1)
     return (
         first,
-        _barrier_stage(cost, others, wide, late, late, promoted=True, on_match=2),
-        _barrier_stage(cost, others, wide, exit_at, exit_at, promoted=True, on_match=1),
+        _barrier_stage(passes, late, late, promoted=True, on_match=2),
+        _barrier_stage(passes, exit_at, exit_at, promoted=True, on_match=1),
     )
 
 
-def _barrier_stage(cost: UnitCost, k: int, wide: int, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
+class _Passes(NamedTuple):
+    """Times of the passes of each token, which stand one position behind those of the token before it."""
+
+    parameters: Parameters
+    cost: StepCosts
+    tokens: int
+
+    def main(self, first: int, last: int) -> Floats:
+        """The main process, to a head behind its last layer."""
+        return self._times(main_process(first, last), 0)
+
+    def sub(self, layers: int) -> Floats:
+        """A sub-process that a token starts: it decodes the next."""
+        return self._times(self.parameters.sub_process(layers), 1)
+
+    def _times(self, shape: PassShape, ahead: int) -> Floats:
+        return self.cost.times(shape, 0 if self.cost.uniform else np.arange(ahead, ahead + self.tokens))
+
+    def stage(self, time: Floats, busy: Floats, on_match: int) -> Stage:
+        """A stage, of numbers where times are the same at every position."""
+        return Stage(float(time), float(busy), on_match) if self.cost.uniform else Stage(time, busy, on_match)
+
+
+def _barrier_stage(passes: _Passes, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
     """Algorithm 2, taken up at layer `depth` and predicting at `gap`: main process and k sub-processes wait for each other."""
-    before = cost.span(depth, gap) + cost.head(gap) + cost.dispatching(k)
-    rest, start = cost.span(gap, cost.layers) + cost.final_head, _start(cost, cost.layers - gap, wide)
-    time = before + max(rest, cost.link + start)
-    return Stage(time + (cost.promotion if promoted else 0.0), before + rest + k * start, on_match)
+    cost, subs, layers = passes.cost, passes.parameters.sub_processes, passes.parameters.layers
+    before = passes.main(depth, gap) + cost.dispatching(subs)
+    rest, run = passes.main(gap, layers), passes.sub(layers - gap)
+    time = before + np.maximum(rest, cost.link + run)
+    return passes.stage(time + (cost.promotion if promoted else 0.0), before + rest + subs * run, on_match)
 
 
-def _start(cost: UnitCost, layers: int, wide: int) -> float:
-    """Time of a sub-process, over so many tokens through so many layers from the first on."""
-    return cost.widened(cost.span(0, layers), wide) if layers else 0.0
-
-
-def _eager_stages(d: int, exit_at: int, k: int, wide: int, cost: UnitCost) -> tuple[Stage, ...]:
-    alone, rest = cost.span(0, exit_at), cost.span(exit_at, d) + cost.final_head
-    start = _start(cost, exit_at, wide)
-    main = cost.head(exit_at) + cost.dispatching(k) + rest
+def _eager_stages(passes: _Passes) -> tuple[Stage, ...]:
+    cost, subs, exit_at = passes.cost, passes.parameters.sub_processes, passes.parameters.exit_layer
+    alone, head = passes.main(0, exit_at), passes.main(exit_at, exit_at)
+    rest, whole = passes.main(exit_at, passes.parameters.layers), passes.sub(exit_at)
+    behind = cost.dispatching(subs) + rest
     # How far a sub-process has come when its token is known: below zero where it has yet to start, and is waited for all the same.
-    ahead = min(start, rest - cost.link)
-    run = max(ahead, 0.0)
-    after_match = Stage(start - ahead + cost.promotion + main, start - run + main + k * run, 1)
-    return Stage(alone + main, alone + main + k * run, 1), after_match
+    ahead = np.minimum(whole, rest - cost.link)
+    run = np.maximum(ahead, 0.0)
+    # What is left of it then is run for the next token.
+    waited, left = (each if cost.uniform else np.append(0.0, each[:-1]) for each in (whole - ahead, whole - run))
+    return (
+        passes.stage(alone + behind, alone + behind + subs * run, 1),
+        passes.stage(waited + cost.promotion + head + behind, left + head + behind + subs * run, 1),
+    )
 
 
-def _nested_stages(d: int, exit_at: int, k: int, cost: UnitCost) -> tuple[Stage, ...]:
+def _nested_stages(d: int, exit_at: int, k: int, cost: StepCosts) -> tuple[Stage, ...]:
     if not cost.plain:
-        raise checks.ParameterError(
-            "form 'nested' has no closed form with overheads or uneven layers in [cost]; leave them out, or ask for"
-            " views = ['events'] alone"
-        )
+        why = "overheads or uneven layers in [cost]; leave them out, or" if cost.uniform else "times by position;"
+        raise checks.ParameterError(f"form 'nested' has no closed form with {why} ask for views = ['events'] alone")
     waste = float(nested_waste(d, exit_at, k))
     return Stage(float(d), d + k * waste, 1), Stage(float(exit_at), d + (k - 1) * waste, 1)
 
@@ -422,11 +447,12 @@ def _nested_stages(d: int, exit_at: int, k: int, cost: UnitCost) -> tuple[Stage,
 """`predict` takes arrays in the fields of its parameters, the tokens and the match rate, where these are all there is."""
 
 
-def predict(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) -> Prediction:
+def predict(parameters: Parameters, tokens: int, law: Law, cost: StepCosts) -> Prediction:
     """What the theory says of a decoding, for as many units as the method reserves.
 
     With the papers' plain cost and independent matches these are the closed forms. Otherwise, and for what has no closed form, the
-    stages are summed over the law.
+    stages are summed over the law. E[busy / latency] is nan where the number of matches does not say both (the flat form below
+    layers/2, and passes that take other times at other positions): only of a record is it known then.
     """
     checks.whole("tokens", tokens, 1)
     one = np.zeros(1, dtype=np.intp)
@@ -441,7 +467,7 @@ def predict_points(points: PredictionPoints) -> Prediction:
     for name in np.unique(form).tolist():
         where = np.flatnonzero(form == name)
         of = points.at(where)
-        parts.append((where, _of_form(name, of) if name else one_by_one(_summed, of)))
+        parts.append((where, _of_form(name, of) if name else _summed(of)))
     order = np.argsort(np.concatenate([where for where, _ in parts]))
     return Prediction.joined([found for _, found in parts]).at(order)
 
@@ -449,7 +475,10 @@ def predict_points(points: PredictionPoints) -> Prediction:
 def _closed(choice: MethodChoice) -> str:
     """The form whose closed forms a choice has if matches are independent; empty if it has none."""
     parameters, _, cost = choice
-    if not cost.plain or (parameters.batched and cost.verify_cost is not None):
+    if not cost.plain:
+        return ""
+    layers = parameters.layers
+    if parameters.batched and cost.times(parameters.sub_process(layers)) != layers:  # wide passes take longer
         return ""
     if parameters.form == "nested" or (parameters.form == "flat" and 2 * parameters.exit_layer < parameters.layers):
         return str(parameters.form)
@@ -461,33 +490,42 @@ def _of_form(form: str, points: PredictionPoints) -> Prediction:
     exit_layer = points.of_choices(lambda each: each.parameters.exit_layer)
     candidates = points.of_choices(lambda each: 1 if each.parameters.batched else each.parameters.candidates)
     tokens = points.of_choices(lambda each: each.tokens)
-    closed = _closed_form(form, layers, exit_layer, candidates, tokens, points.of_laws(lambda law: law.rate))
+    rate = points.of_laws(lambda law: float(law.rate) if isinstance(law, Iid) else float("nan"))  # others are of other points
+    closed = _closed_form(form, layers, exit_layer, candidates, tokens, rate)
     lacking = np.flatnonzero(np.isnan(closed.latency_variance) | np.isnan(closed.units_ratio))
     if not 0 < lacking.size <= _MOST_SUMMED:
         return closed
-    # What has no closed form is summed, at the prices of the closed forms.
-    choices = [each._replace(cost=UnitCost(each.parameters.layers)) for each in points.choices]
-    summed = one_by_one(_summed, replace(points.at(lacking), choices=choices))
+    summed = _summed(points.at(lacking))  # what has no closed form
     variance, ratio = closed.latency_variance.copy(), closed.units_ratio.copy()
     variance[lacking], ratio[lacking] = summed.latency_variance, summed.units_ratio
     return replace(closed, latency_variance=variance, units_ratio=ratio)
 
 
-def _summed(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) -> Prediction:
-    """Stages summed over the law."""
-    latency, variance, busy, ratio = moments(stages(parameters, cost), tokens, law)
-    values = (latency, variance, busy, ratio, float(parameters.units), parameters.plain_time(tokens, cost))
-    return Prediction(*(np.asarray(value) for value in values))
+def _summed(points: PredictionPoints) -> Prediction:
+    """Stages summed over the law; those of a choice once for all its laws."""
+    chosen, laws, index = points.pairs()
+    choices = {choice: points.choices[choice] for choice in dict.fromkeys(chosen.tolist())}
+    steps = {choice: stages(parameters, cost, tokens) for choice, (parameters, tokens, cost) in choices.items()}
+    plain = {choice: parameters.plain_time(tokens, cost) for choice, (parameters, tokens, cost) in choices.items()}
+    pairs = zip(chosen.tolist(), laws.tolist(), strict=True)
+    found = moments_of_points([StagePoint(steps[choice], choices[choice].tokens, points.laws[law]) for choice, law in pairs])
+    of_choices = [(float(choices[choice].parameters.units), plain[choice]) for choice in chosen.tolist()]
+    return Prediction(*found, *np.array(of_choices).T).at(index)
 
 
-def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds: all tokens in the stage that takes most.
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: every token in the stage that takes most.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> slowest(Parameters(40, 20, 3), 10, UnitCost(40))
     (400.0, 1000.0)
     """
-    steps = stages(parameters, cost)
-    return tokens * max(step.time for step in steps), tokens * max(step.busy for step in steps)
+    steps = stages(parameters, cost, tokens)
+    if cost.uniform:
+        return tokens * max(float(step.time) for step in steps), tokens * max(float(step.busy) for step in steps)
+    # Only in the first stage is the first token decoded.
+    time, busy = (np.array(each)[:, 1:].max(axis=0).sum() + each[0][0] for each in list(zip(*steps, strict=True))[:2])
+    return float(time), float(busy)
 
 
 def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
@@ -517,15 +555,19 @@ def work(parameters: Parameters, tokens: int, law: Law) -> Work | None:
     return Work({"target": found}, matches, ahead * matches)
 
 
-def distribution(parameters: Parameters, tokens: int, law: Law, cost: UnitCost) -> tuple[Floats, Floats] | None:
-    """The law of the latency: values in increasing order and their probabilities; None where it is not a matter of their number.
+def distribution(parameters: Parameters, tokens: int, law: Law, cost: StepCosts) -> tuple[Floats, Floats] | None:
+    """The law of the latency: values in increasing order and their probabilities.
 
+    None where it is not a matter of the number of matches alone: in the flat form below layers/2, and where passes take other times
+    at other positions.
+
+    >>> from model.costs.layer_times import UnitCost
     >>> values, probabilities = distribution(Parameters(40, 20, 1), 3, Iid(0.5), UnitCost(40))
     >>> values.tolist(), probabilities.round(12).tolist()
     ([80.0, 100.0, 120.0], [0.25, 0.5, 0.25])
     """
-    steps = stages(parameters, cost)
-    if len(steps) != 2:
+    steps = stages(parameters, cost, tokens)
+    if len(steps) != 2 or not cost.uniform:
         return None
     miss, match = steps
     times = np.asarray(tokens * miss.time - np.arange(tokens) * (miss.time - match.time), dtype=np.float64)
@@ -609,3 +651,20 @@ def _binomial(trials: Floats, p: Floats) -> Floats:
     rest = np.maximum(n - count, 0.0)
     log = gammaln(n + 1) - gammaln(count + 1) - gammaln(rest + 1) + xlogy(count, rate) + xlog1py(rest, -rate)
     return np.asarray(np.where(count <= n, np.exp(log), 0.0))
+
+
+# --- Real runs -------------------------------------------------------------------------------------------------------
+
+
+def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
+    """Theorem 4.1 of [Yang2024], in which early predictions, dispatch and promotion take no time."""
+    layers, early = runs.settings["layers"], runs.settings["exit_layer"]
+    if runs.settings["form"] != "nested" and 2 * early < layers:
+        return None  # which the theorem is not about
+    (decoding,) = runs.decodings
+    # The last token's match shortens nothing; the first token is not looked at.
+    matches = [commit.kind == "match" for commit in decoding.commits[:-1]]
+    tokens, rate = len(matches) + 1, float(np.mean(matches))
+    whole, first = (float(expected_latency(layers, early, count, rate)) for count in (tokens, 1))
+    about = "Theorem 4.1, with the matches of each decoding (measured)"
+    return FormulaPoint(rate, layers * (tokens - 1) / (whole - first), "match rate p of the decoding (measured)", about)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.methods import batching
+from model.methods.formula_check import FormulaCheck
 from model.steps import Batch, Commit, Forward, LayerSpan, Read, Steps
 
 Floats = NDArray[np.float64]
@@ -58,6 +59,7 @@ class Parameters(batching.StaticBatching):
     OUTCOMES = ()
     COSTS = ("verify_cost",)
     EXACT = False
+    FORMULA_CHECK = FormulaCheck("skipdecode", swept="min_layers", of_time=True)
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)

@@ -1,7 +1,6 @@
 """SkipDecode, pass by pass: which layers each position runs, and how many sequences still run them; every path is the same.
 
-It shares the schedule of budgets with the algorithm, and nothing else: layers are added one by one, where the formula subtracts
-ranges.
+It shares the schedule of budgets with the algorithm, and nothing else: which layers are run is said of each layer by itself.
 """
 
 from __future__ import annotations
@@ -11,28 +10,38 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import PassShape, StepCosts
 from model.methods.skipdecode.algorithm import Parameters, schedule
 from model.outcomes.random_streams import BLOCK
+from model.steps import LayerSpan
 
 
 def walk(
-    parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Iterator[NDArray[np.bool_]]
+    parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[NDArray[np.bool_]]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Time and unit-time, each of shape (BLOCK,); `outcomes` are not looked at."""
     parameters.check_tokens(tokens)
-    layers, batch = parameters.layers, parameters.sequences
-    layer_times = np.ones(layers) if cost.layer_times is None else np.array(cost.layer_times)
+    batch = parameters.sequences
     lengths = np.array([tokens] * parameters.decoded_sequences if parameters.lengths is None else parameters.lengths)
     budgets = schedule(parameters, tokens)
-    times = {budget: float(layer_times[_run(parameters, budget)].sum()) + cost.final_head for budget in {*budgets}}
+    spans = {budget: _span(_run(parameters, budget)) for budget in {*budgets}}
+    known: dict[tuple[int, int], float] = {}
     total = 0.0
     for start in range(0, len(lengths), batch):
         together = lengths[start : start + batch]
         for position in range(together.max()):
-            total += cost.step + times[budgets[position]] * cost.layers_slowdown(int((together > position).sum()))
+            pass_ = budgets[position], int((together > position).sum())
+            if pass_ not in known or not cost.uniform:
+                known[pass_] = float(cost.times(PassShape(spans[pass_[0]], sequences=pass_[1], heads=1), position))
+            total += known[pass_]
     time = np.full(BLOCK, total)
     return time, time
+
+
+def _span(run: NDArray[np.bool_]) -> LayerSpan:
+    """A pass through these layers of all, up to the end of the model."""
+    edges = np.flatnonzero(np.diff(~run, prepend=False, append=False)).tolist()
+    return LayerSpan(0, len(run), tuple(zip(edges[::2], edges[1::2], strict=True)))
 
 
 def _run(parameters: Parameters, budget: int) -> NDArray[np.bool_]:

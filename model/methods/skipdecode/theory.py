@@ -20,12 +20,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import PassShape, StepCosts
 from model.interpret.account import Account, Totals, Work
+from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import Prediction
 from model.methods.skipdecode.algorithm import ROUNDINGS as ROUNDINGS
 from model.methods.skipdecode.algorithm import Parameters, schedule, skipped
 from model.methods.skipdecode.algorithm import exit_layers as exit_layers
+from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
 
@@ -97,12 +99,13 @@ def spans(budget: int, warm_up: int, layers: int) -> tuple[tuple[int, int], ...]
 # --- A decoding -------------------------------------------------------------------------------------------------------
 
 
-def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost) -> Prediction:
+def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts) -> Prediction:
     """`tokens` tokens of every text, or as many as `lengths` says; nothing is left to luck, `law` is not looked at.
 
-    Plain decoding is that of the same batches.
+    Plain decoding is that of the same batches. Times are in the cost's unit.
 
     >>> from model.methods.skipdecode.algorithm import Parameters
+    >>> from model.costs.layer_times import UnitCost
     >>> found = predict(Parameters(24, 8, 16, 60, 160), 100, None, UnitCost(24))
     >>> float(found.latency), round(float(found.plain_latency / found.latency), 3)
     (1204.0, 1.993)
@@ -110,22 +113,27 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: UnitCost)
     return Prediction(*(np.asarray(value, dtype=np.float64) for value in _times(parameters, int(np.asarray(tokens)), cost)))
 
 
-def _times(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, ...]:
+def _times(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, ...]:
+    latency, busy = slowest(parameters, tokens, cost)
+    return latency, 0.0, busy, 1.0, parameters.units, parameters.plain_time(tokens, cost)
+
+
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
+    """Time and unit-time that no decoding exceeds: of every one. Passes with a budget are priced together, each where it stands."""
     parameters.check_tokens(tokens)
-    gaps = [skipped(parameters, budget) for budget in schedule(parameters, tokens)]
-    layers = [cost.layers_of(0, parameters.layers, each) + cost.final_head for each in gaps]
-    columns = parameters.columns(tokens)
-    latency = sum(cost.step + layers[column] * cost.layers_slowdown(width) for column, width in columns)
-    return latency, 0.0, latency, 1.0, parameters.units, parameters.plain_time(tokens, cost)
+    budgets = np.array(schedule(parameters, tokens))
+    places, widths = np.array([*parameters.columns(tokens)]).T
+    latency = 0.0
+    for budget in dict.fromkeys(budgets.tolist()):
+        own = budgets[places] == budget
+        known, counts = np.unique(widths[own] if cost.uniform else np.stack([widths, places])[:, own], axis=-1, return_counts=True)
+        width, at = (known, 0) if cost.uniform else known
+        span = LayerSpan(0, parameters.layers, skipped(parameters, budget))
+        latency += float(counts @ cost.times(PassShape(span, sequences=width, heads=1), at))
+    return latency, latency
 
 
-def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
-    """Time and unit-time that no decoding exceeds: of every one."""
-    latency, _, busy, *_ = _times(parameters, tokens, cost)
-    return latency, busy
-
-
-def operations(parameters: Parameters, cost: UnitCost, rounds: Any, account: Account) -> float:
+def operations(parameters: Parameters, cost: StepCosts, rounds: Any, account: Account) -> float:
     """The arithmetic of the passes, in that of a token in the whole model; heads left out."""
     return account.layer_passes / parameters.layers
 
@@ -165,3 +173,13 @@ def layer_speedup(layers: ArrayLike, mean: ArrayLike) -> Floats:
 def _refuse_nothing(name: str, values: Floats) -> None:
     if np.any(values == 0):
         raise checks.ParameterError(f"{name} must be above 0, got 0.0; a token goes through a layer at least")
+
+
+# --- Real runs -------------------------------------------------------------------------------------------------------
+
+
+def paper_formula(runs: ComparedRuns) -> FormulaPoint:
+    """Time over plain decoding, if a token that goes through half of the layers takes half of the time."""
+    share = runs.layers_per_token() / runs.settings["layers"]
+    about = "the formula: layers of a token over all layers (counted)"
+    return FormulaPoint(runs.settings["min_layers"], share, "least layers of a token", about)

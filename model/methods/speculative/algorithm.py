@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from model.base import checks
 from model.methods import batching
 from model.methods.draft_model import MAX_DRAFT, DraftModel
+from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import BATCHING, CONTINUOUS
 from model.steps import GREEDY, SAMPLED, Batch, Commit, Forward, LayerSpan, Read, Step, Steps, ended
 
@@ -48,6 +49,7 @@ class Parameters(batching.StaticBatching, DraftModel):
     COSTS = ("verify_cost", "link")
     IMITATES = MappingProxyType({"draft": ("target", "accept")})
     EXACT = True
+    FORMULA_CHECK = FormulaCheck("verify", swept="draft_length")
     BATCHINGS = BATCHING
     ALIASES = MappingProxyType({"num_speculative_tokens": "draft_length"})
 

@@ -7,9 +7,12 @@ all have ended. Rounds of a batch are not independent of each other: the varianc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,27 +28,50 @@ Floats = NDArray[np.float64]
 
 
 class BatchPrices(NamedTuple):
-    """What a round takes, by how many texts are left and how many tokens it drafts of each; shapes (texts + 1, longest + 1)."""
+    """What a round takes, by how many sequences are left and how many tokens it drafts of each.
+
+    Shapes (sequences + 1, longest + 1). Where passes take other times elsewhere, `time` and `busy` have the shape
+    (2, sequences + 1, positions, longest + 1): first by whether the draft of any sequence was kept as a whole in the round before,
+    so that the first draft pass reads two tokens of each, and third by the position of the longest, to which others are padded.
+    """
 
     time: Floats
     busy: Floats
     operations: Floats
 
+    def taken(
+        self, reread: NDArray[np.bool_], count: NDArray[Any], longest: NDArray[Any], drafted: NDArray[Any]
+    ) -> tuple[Floats, Floats, Floats]:
+        """Time, unit-time and arithmetic of rounds."""
+        where: Any = (count, drafted) if self.time.ndim == 2 else (reread.astype(np.intp), count, longest, drafted)
+        return self.time[where], self.busy[where], self.operations[count, drafted]
 
-def prices(cost: StepCosts, longest: int, texts: int, *, separate: bool = False) -> BatchPrices:
-    """`model.methods.rounds.round_prices` for each number of texts; without texts nothing is done.
+
+@lru_cache(maxsize=8)  # the same for all laws
+def prices(cost: StepCosts, longest: int, sequences: int, *, tokens: int = 1, separate: bool = False) -> BatchPrices:
+    """`model.methods.rounds.round_prices` for each number of sequences; without sequences nothing is done.
 
     >>> from model.costs.layer_times import UnitCost
     >>> found = prices(UnitCost(40, cost_ratio=0.1, verify_cost=((1, 1.0), (4, 2.5))), 1, 2)
-    >>> found.time.tolist()  # two texts: 1.5 for a token of each, 2.5 for two; 1.5 for the draft
+    >>> found.time.tolist()  # two sequences: 1.5 for a token of each, 2.5 for two; 1.5 for the draft
     [[0.0, 0.0], [40.0, 64.0], [60.0, 106.0]]
     """
-    counts, drafted = np.arange(1, texts + 1)[:, None], np.arange(longest + 1.0)
-    draft, verify = drafted * cost.draft_times(sequences=counts), cost.verify_times(np.arange(1, longest + 2), sequences=counts)
-    time, busy = (draft * share + verify for share in (1.0, cost.draft_devices))
+    counts, drafted = np.arange(1, sequences + 1)[:, None], np.arange(longest + 1.0)
+    widths, link = np.arange(1, longest + 2), np.where(drafted > 0, 2 * cost.link * separate, 0.0)
+    if cost.uniform:
+        drafts, verify = drafted * cost.draft_times(sequences=counts), cost.verify_times(widths, sequences=counts)
+    else:
+        start = np.arange(tokens)
+        verify = cost.verify_times(widths, start[:, None], counts[:, None])
+        each = cost.draft_times(np.arange(tokens + longest), sequences=counts)
+        until = np.concatenate([np.zeros((sequences, 1)), np.cumsum(each, axis=1)], axis=1)
+        usual = until[:, start[:, None] + np.arange(longest + 1)] - until[:, start, None]
+        wide = cost.draft_times(np.maximum(start - 1, 0), width=2, sequences=counts) - each[:, :tokens]
+        drafts = np.stack([usual, usual + np.where(drafted > 0, wide[..., None], 0.0)])
+    time, busy = (drafts * share + verify for share in (1.0, cost.draft_devices))
     operations = counts * (1.0 + drafted + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0))
-    time = time + np.where(drafted > 0, 2 * cost.link * separate, 0.0)
-    return BatchPrices(*(np.vstack([np.zeros(longest + 1), rows]) for rows in (time, busy, operations)))
+    none = ((1, 0), (0, 0)) if cost.uniform else ((0, 0), (1, 0), (0, 0), (0, 0))
+    return BatchPrices(np.pad(time + link, none), np.pad(busy, none), np.pad(operations, ((1, 0), (0, 0))))
 
 
 @lru_cache(maxsize=64)  # choices of one law differ in batches and prices
@@ -111,11 +137,9 @@ def left(texts: Iterable[Floats]) -> Floats:
 
 def rounds_of(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Iterator[Floats]:
     """Of each batch the expected rounds over so many texts, each drafting so many tokens for all; shape (texts + 1, room)."""
-    if not isinstance(law, Chain | Rounds):
-        remedy = "ask for views = ['paths'], or for batching = 'continuous'"
-        raise checks.ParameterError(f"this law of outcomes has no closed form for static batches; {remedy}")
+    known = _with_closed_form(law)
     for batch in parameters.batches(tokens):
-        yield _rounds_of_batch(law, parameters.draft_length, tuple(batch.values()))
+        yield _rounds_of_batch(known, parameters.draft_length, tuple(batch.values()))
 
 
 @lru_cache(maxsize=64)  # whatever passes cost
@@ -125,6 +149,106 @@ def _rounds_of_batch(law: Chain | Rounds, draft_length: int, lengths: tuple[int,
     chance = np.diff(left([known[length] for length in lengths]), axis=2, prepend=0.0)
     chance[:, 0] = 0.0
     return np.asarray(chance.sum(axis=0))
+
+
+class _Places(NamedTuple):
+    """Where a sequence stands that has an r-th round: chances, shape (2, rounds, positions), first by whether its draft was kept as
+    a whole in the round before.
+    """
+
+    chance: Floats
+    length: int
+
+    @property
+    def ended(self) -> Floats:
+        """The chance that it has ended, by round."""
+        return np.maximum(1 - self.chance.sum(axis=(0, 2)), 0.0)
+
+
+@lru_cache(maxsize=64)
+def _places(law: Chain | Rounds, draft_length: int, tokens: int) -> _Places:
+    steps = _steps(law, draft_length, tokens)
+    found = np.zeros((2, tokens, tokens))
+    state = np.zeros((2, tokens, 2))
+    state[0, 0, 0] = 1.0
+    for number in range(tokens):
+        found[:, number] = state.sum(axis=2)
+        after = np.zeros_like(state)
+        each = state.sum(axis=0)
+        for more in range(1, min(draft_length + 1, tokens - 1) + 1):
+            whole = int(more == draft_length + 1 and draft_length > 0)
+            after[whole, more:] += np.einsum("sb,sbo->so", each[:-more], steps[:-more, :, more - 1])
+        state = after
+        if not state.any():
+            break
+    return _Places(found, tokens)
+
+
+def _rounds_by_place(law: Chain | Rounds, draft_length: int, lengths: tuple[int, ...]) -> Floats:
+    """The expected rounds of a batch, by what `BatchPrices` with positions are by; shape (2, sequences + 1, positions, room).
+
+    Sequences are independent: the chance that m are left, none beyond a position and none with more room than so many tokens, is a
+    product over them. Differences of such chances are those of the longest position and of the most room.
+    """
+    tokens = max(lengths)
+    low = max(min(lengths) - 1 - draft_length, 0)  # below it a sequence can use all that is drafted
+    groups = [(_places(law, draft_length, length), size) for length, count in Counter(lengths).items() for size in _parts(count)]
+    each = [_left_of(places, count, tokens, draft_length, low) for places, count in groups]
+    by_chance = [np.einsum("r,frk->fk", weight, power) for weight, power in each[0]] if len(each) == 1 else _of_groups(each)
+    # By whether any draft was kept as a whole, sequences, and positions alone or with less room.
+    both = np.stack(by_chance, axis=1)
+    chances = np.zeros((2, len(by_chance), tokens, draft_length + 1))
+    chances[..., draft_length] = both[..., :tokens]
+    chances[:, :, low:, :draft_length] = both[..., tokens:].reshape(2, len(by_chance), tokens - low, draft_length)
+    chances[:, 0] = 0.0
+    chances = np.diff(np.diff(chances, axis=2, prepend=0.0), axis=3, prepend=0.0)
+    chances[1] -= chances[0]
+    return chances
+
+
+_few_rounds_by_place = lru_cache(maxsize=128)(_rounds_by_place)
+"""The same of batches of few sequences, whatever passes cost."""
+_FEW = 64
+_MOST_ALIKE = 500
+"""Sequences of which binomial coefficients can be computed."""
+
+
+def _parts(count: int) -> list[int]:
+    """So many sequences in groups of at most `_MOST_ALIKE`."""
+    return [_MOST_ALIKE] * (count // _MOST_ALIKE) + [count % _MOST_ALIKE] * (count % _MOST_ALIKE > 0)
+
+
+def _left_of(each: _Places, count: int, tokens: int, draft_length: int, low: int) -> Iterator[tuple[Floats, Floats]]:
+    """For each number of `count` alike sequences two factors of the chance that so many are left, none of them beyond a position,
+    and then none with more room than so many tokens either: by round, and of the shape (2, rounds, positions, then positions and
+    room), first with no draft kept as a whole, then with any.
+    """
+    chance = np.zeros((2, tokens, tokens))
+    chance[:, : each.length, : each.length] = each.chance
+    chance[1] += chance[0]
+    until = np.cumsum(chance, axis=2)
+    before = np.concatenate([np.zeros((2, tokens, 1)), until], axis=2)
+    first = np.maximum(each.length - 1 - np.arange(draft_length), 0)  # the first position with no more than so much room
+    within = np.maximum(until[:, :, low:, None] - before[:, :, None, first], 0.0)
+    alone = np.concatenate([until, within.reshape(2, tokens, -1)], axis=2)
+    ended = np.ones(tokens)
+    ended[: each.length] = each.ended
+    power = np.ones_like(alone)
+    for number in range(count + 1):
+        yield math.comb(count, number) * ended ** (count - number), power
+        power = power * alone
+
+
+def _of_groups(groups: Sequence[Iterable[tuple[Floats, Floats]]]) -> list[Floats]:
+    """Sums over rounds of the chances of the number of sequences of several groups together."""
+    found: list[Any] = [1.0]
+    for group in groups:
+        more = [weight[:, None] * power for weight, power in group]
+        sums: list[Any] = [0.0] * (len(found) + len(more) - 1)
+        for (i, here), (j, there) in itertools.product(enumerate(found), enumerate(more)):
+            sums[i + j] = sums[i + j] + here * there
+        found = sums
+    return [np.asarray(each.sum(axis=1)) for each in found]
 
 
 def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: StepCosts) -> Moments:
@@ -138,19 +262,38 @@ def expected(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: Step
     0.4917
     """
     separate = parameters.placement == "separate"
-    alone = round_prices(cost, parameters.draft_length, separate=separate)
+    alone = round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate)
     lengths = _lengths(parameters, tokens)
     if parameters.concurrent_sequences == 1:
         known = {length: moments(parameters.draft_length, length, law, alone) for length in {*lengths}}
         return Moments(*(float(sum(values)) for values in zip(*(known[length] for length in lengths), strict=True)))
     each = [_rounds_and_drafted(law, parameters.draft_length, length) for length in lengths]
-    price = prices(cost, parameters.draft_length, parameters.concurrent_sequences, separate=separate)
+    price = prices(cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate)
     time = busy = operations = 0.0
-    for rounds in rounds_of(parameters, tokens, law):
-        time, busy, operations = (
-            so_far + float((rounds * of[: len(rounds)]).sum()) for so_far, of in zip((time, busy, operations), price, strict=True)
-        )
+    for batch, rounds in zip(parameters.batches(tokens), _expected_rounds(parameters, tokens, law, cost), strict=True):
+        where = (slice(len(batch) + 1),) if cost.uniform else (slice(None), slice(len(batch) + 1), slice(max(batch.values())))
+        time += float((rounds * price.time[where]).sum())
+        busy += float((rounds * price.busy[where]).sum())
+        operations += float(((rounds if cost.uniform else rounds.sum(axis=(0, 2))) * price.operations[: len(batch) + 1]).sum())
     return Moments(time, float("nan"), busy, operations, *(sum(values) for values in zip(*each, strict=True)))
+
+
+def _expected_rounds(parameters: Parameters, tokens: int, law: AcceptanceLaw, cost: StepCosts) -> Iterator[Floats]:
+    """The expected rounds of each batch, by what their prices are by."""
+    if cost.uniform:
+        yield from rounds_of(parameters, tokens, law)
+        return
+    known = _with_closed_form(law)
+    for batch in parameters.batches(tokens):
+        lengths = tuple(sorted(batch.values()))
+        yield (_few_rounds_by_place if len(lengths) <= _FEW else _rounds_by_place)(known, parameters.draft_length, lengths)
+
+
+def _with_closed_form(law: AcceptanceLaw) -> Chain | Rounds:
+    if not isinstance(law, Chain | Rounds):
+        remedy = "ask for views = ['paths'], or for batching = 'continuous'"
+        raise checks.ParameterError(f"this law of outcomes has no closed form for static batches; {remedy}")
+    return law
 
 
 @lru_cache(maxsize=64)
@@ -161,23 +304,24 @@ def _rounds_and_drafted(law: AcceptanceLaw, draft_length: int, tokens: int) -> t
     return found.rounds, found.drafted
 
 
-def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time: float) -> float:
+def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time: float, tokens: int) -> float:
     """Share of a static batch's time that is lost by waiting for its slowest sequence, given the rounds of all and its time.
 
     What is compared with is a batch of as many sequences that is kept full, in which each round takes what one of the full batch
-    does: of equal lengths the speed-up is that of continuous batching, less this share. Below zero where cutting the last drafts
-    short saves more than waiting costs.
+    does, in the mean over positions: of equal lengths the speed-up is that of continuous batching, less this share. Below zero
+    where cutting the last drafts short saves more than waiting costs.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.outcomes.outcome_laws import Iid
     >>> cost, static = UnitCost(40, cost_ratio=0.1), Parameters(40, 3, sequences=8, batching="static")
     >>> found = expected(static, 128, Iid(0.79), cost)
-    >>> round(straggler_loss(static, cost, found.rounds, found.time), 3)
+    >>> round(straggler_loss(static, cost, found.rounds, found.time, 128), 3)
     0.082
     """
     count, most = parameters.concurrent_sequences, parameters.draft_length
-    full = round_prices(cost, most, separate=parameters.placement == "separate", sequences=count).time[most]
-    return 1 - rounds * float(full) / (count * time)
+    full = round_prices(cost, most, tokens=tokens, separate=parameters.placement == "separate", sequences=count).time
+    mean = full[most] if cost.uniform else full[0, :, most].mean()
+    return 1 - rounds * float(mean) / (count * time)
 
 
 def _lengths(parameters: Parameters, tokens: int) -> list[int]:
@@ -207,42 +351,62 @@ def decodings(
 ) -> Tally:
     """Many replications at once, from the outcomes of each text at its first positions.
 
-    What is kept of a batch is how many texts are at their r-th round, and how many tokens that drafts.
     """
     gamma, texts = parameters.draft_length, iter(outcomes)
-    price = prices(cost, gamma, parameters.concurrent_sequences, separate=parameters.placement == "separate")
+    separate = parameters.placement == "separate"
+    price = prices(cost, gamma, parameters.concurrent_sequences, tokens=tokens, separate=separate)
     time, busy, operations, rounds, drafted = np.zeros((5, replications))
     accepted = np.zeros(gamma + 1, dtype=np.int64)
     for batch in parameters.batches(tokens):
-        longest = max(batch.values())
-        count, most = np.zeros((longest, replications), dtype=np.uint16), np.zeros((longest, replications), dtype=np.uint8)
+        kept = RoundsKept.empty(max(batch.values()), replications)
         for length in batch.values():
-            accepted += _enter(gamma, length, next(texts), count, most, drafted)
-        for here, drafts in zip(count, most, strict=True):
+            accepted += _enter(gamma, length, next(texts), kept, drafted)
+        for here, drafts, longest, reread in zip(*kept, strict=True):
             if not here.any():
                 break
-            time += price.time[here, drafts]
-            busy += price.busy[here, drafts]
-            operations += price.operations[here, drafts]
+            for total, more in zip((time, busy, operations), price.taken(reread, here, longest, drafts), strict=True):
+                total += more
             rounds += here
     return Tally(time, busy, operations, rounds, drafted, accepted)
 
 
+class RoundsKept(NamedTuple):
+    """What is kept of each round of a batch, in each replication; shape (rounds, replications)."""
+
+    count: NDArray[np.uint16]
+    """Sequences that are left."""
+    most: NDArray[np.uint8]
+    """Tokens that it drafts: as many as the sequence that can use the most."""
+    longest: NDArray[np.int32]
+    """Position of the longest sequence."""
+    reread: NDArray[np.bool_]
+    """Whether the draft of any sequence was kept as a whole in the round before."""
+
+    @staticmethod
+    def empty(rounds: int, replications: int) -> RoundsKept:
+        """Of a batch without sequences."""
+        kinds: tuple[Any, ...] = (np.uint16, np.uint8, np.int32, np.bool_)
+        return RoundsKept(*(np.zeros((rounds, replications), dtype=kind) for kind in kinds))
+
+
 def _enter(
-    gamma: int, tokens: int, outcomes: Iterator[Outcomes], count: NDArray[np.uint16], most: NDArray[np.uint8], drafted: Floats
+    gamma: int, tokens: int, outcomes: Iterator[Outcomes], kept: RoundsKept, drafted: Floats
 ) -> NDArray[np.int64]:
     """Enter the rounds of one text; how many of them accepted 0, 1, 2, ... tokens, in all replications together."""
     place, number = np.zeros(drafted.size, dtype=np.uint8), np.zeros(drafted.size, dtype=np.intp)
-    reached = np.zeros(gamma + 1, dtype=np.int64)
+    reached, whole = np.zeros(gamma + 1, dtype=np.int64), np.zeros(drafted.size, dtype=np.bool_)
     for position in range(tokens):
         reached += np.bincount(place, minlength=gamma + 1)
         starting = np.flatnonzero(place == 0)
         which, room = number[starting], min(gamma, tokens - 1 - position)
-        count[which, starting] += 1
-        most[which, starting] = np.maximum(most[which, starting], room)
+        kept.count[which, starting] += 1
+        kept.most[which, starting] = np.maximum(kept.most[which, starting], room)
+        kept.longest[which, starting] = np.maximum(kept.longest[which, starting], position)
+        kept.reread[which, starting] |= whole[starting]
         drafted[starting] += room
         if position < tokens - 1:
             going_on = (place < gamma) & next(outcomes)(place)
+            whole = (place == gamma) & (gamma > 0)
             number += ~going_on
             place = (place + 1) * going_on.view(np.uint8)
     return np.asarray(reached - np.append(reached[1:], 0))

@@ -22,6 +22,7 @@ from model.base import checks
 from model.costs.step_costs import StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Totals, Work
+from model.methods.formula_check import ComparedRuns, FormulaPoint
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import (
     AcceptanceLaw,
@@ -93,7 +94,9 @@ def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float
     separate = parameters.placement == "separate"
     if parameters.decoded_sequences == 1:
         return slowest_of(tokens, round_prices(cost, parameters.draft_length, tokens=tokens, separate=separate))
-    price = static_batches.prices(cost, parameters.draft_length, parameters.concurrent_sequences, separate=separate)
+    price = static_batches.prices(
+        cost, parameters.draft_length, parameters.concurrent_sequences, tokens=tokens, separate=separate
+    )
     rounds = parameters.steps_of(tokens)
     return rounds * float(price.time.max()), rounds * float(price.busy.max())
 
@@ -109,10 +112,10 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
     return account.of("target").heads + (drafted * cost.operations("draft") if drafted else 0.0)
 
 
-def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time: float) -> float | None:
+def straggler_loss(parameters: Parameters, cost: StepCosts, rounds: float, time: float, tokens: int) -> float | None:
     """Share of the time of static batches that is lost by waiting (`model.methods.speculative.static_batches`); None of other
     batches."""
-    return None if parameters.concurrent_sequences == 1 else static_batches.straggler_loss(parameters, cost, rounds, time)
+    return None if parameters.concurrent_sequences == 1 else static_batches.straggler_loss(parameters, cost, rounds, time, tokens)
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None:
@@ -654,3 +657,19 @@ def _one(acceptance_rate: float, draft_length: int) -> tuple[float, int]:
 
 def _largest(gamma: Floats) -> int:
     return int(gamma.max()) if gamma.size else 0
+
+
+# --- Real runs -------------------------------------------------------------------------------------------------------
+
+
+def paper_formula(runs: ComparedRuns) -> FormulaPoint | None:
+    """Theorem 3.8 of [Leviathan2023], in which a pass over gamma + 1 tokens takes as long as over one."""
+    if not runs.drafting.tested:
+        return None
+    length, ratio = runs.settings["draft_length"], runs.pass_ratio("draft")
+    about = (
+        "Theorem 3.8, with the accepted share of tested tokens counted at each length (measured)"
+        f" and c = {ratio:.2f}, single passes over one token (measured, of the profiles)"
+    )
+    speed = float(speedup(runs.drafting.acceptance_rate, length, ratio))
+    return FormulaPoint(length, speed, "draft length γ", about)

@@ -303,7 +303,7 @@ def _walk_all(x: Example) -> tuple[NDArray[np.bool_], Floats, Floats]:
     """Every sequence of outcomes, its latency and its compute: by the stages, which theorem 28d compares with the simulator."""
     n = len(x["matches"])
     outcomes = paths(n - 1)
-    return outcomes, *sums(formulas.stages(choice(x), cost(x)), [outcomes], n, outcomes.shape[1])
+    return outcomes, *sums(formulas.stages(choice(x), cost(x), n), [outcomes], n, outcomes.shape[1])
 
 
 def _moments(what: str, values: Floats, mass: Floats, top: float, mean: Any, variance: Any) -> None:

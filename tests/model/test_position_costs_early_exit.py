@@ -1,0 +1,179 @@
+"""Early exit where the time of a pass depends on where it stands: against the clock path by path, and over all outcomes."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.architectures.transformer import preset
+from model.costs.layer_times import UnitCost
+from model.costs.pass_seconds import PassSeconds, share_of_rows
+from model.costs.step_costs import StepCosts
+from model.hardware.cost_models import UniformLayers
+from model.hardware.profile_costs import ProfileCosts
+from model.interpret.world import Lossy
+from model.methods.early_exit import algorithm as early_exit
+from model.methods.early_exit import finite_early_exit, paths, theory
+from model.methods.early_exit.finite_early_exit import Depths, decodings, moments
+from sim.engine.cluster import Cluster
+from sim.engine.events import simulate
+from tests.support.comparisons import profile
+from tests.support.exact import near
+from tests.support.position_costs import growing
+
+
+@st.composite
+def choices(draw: st.DrawFn, layers: int = 5, tokens: int = 6, sequences: int = 4) -> tuple[early_exit.Parameters, int]:
+    """Any measure, fill, first check and batching, or one layer at which all leave; and how many tokens."""
+    deep, count = draw(st.integers(1, layers)), draw(st.integers(1, tokens))
+    fill = draw(st.sampled_from(early_exit.FILLS))
+    static = draw(st.booleans())
+    most = 1 if static and fill == "backfill" else 3
+    batch: dict[str, Any] = {"sequences": draw(st.integers(1, most)), "batching": "static" if static else "lockstep"}
+    if static:
+        more = st.lists(st.integers(1, count), max_size=sequences - 1).map(lambda rest: (*rest, count))
+        batch["lengths"] = draw(st.none() | more)
+    if draw(st.sampled_from([False, False, False, True])):
+        return early_exit.Parameters(deep, exit_layer=draw(st.integers(1, deep)), **batch), count
+    measure = draw(st.sampled_from(early_exit.MEASURES))
+    return early_exit.Parameters(deep, measure, draw(st.integers(1, deep)), fill=fill, **batch), count
+
+
+@st.composite
+def costs(draw: st.DrawFn, parameters: early_exit.Parameters) -> PassSeconds:
+    check = draw(st.sampled_from([0.0, 0.3]))
+    return growing(parameters.layers, prompt=draw(st.integers(0, 40)), batch=parameters.full_batch, state_check=check)
+
+
+def clock(parameters: early_exit.Parameters, depths: list[list[int]], tokens: int, cost: StepCosts) -> float:
+    """Latency, which is all that its unit is busy for."""
+    steps, outputs = early_exit.decode(parameters, [0], tokens), parameters.outputs_of(tokens)
+    run = simulate(steps, outputs, Cluster(1), cost, Lossy(1, parameters.layers, depths=depths))
+    assert run.busy == pytest.approx(run.latency, rel=1e-12)
+    return run.latency
+
+
+def tiles(tables: np.ndarray[Any, Any]) -> Iterator[Any]:
+    """Tiles of three rows from depths of shape (replications, sequences, tokens)."""
+    rows = tables.transpose(2, 1, 0).reshape(-1, len(tables)).astype(np.uint16)
+    return (rows[start : start + 3] for start in range(0, len(rows), 3))
+
+
+@given(choices(), st.data(), st.integers(0, 2**32 - 1))
+@settings(max_examples=150)
+def test_each_path_takes_what_the_clock_says(chosen: tuple[early_exit.Parameters, int], data: st.DataObject, seed: int) -> None:
+    """And none takes longer than the slowest may."""
+    parameters, tokens = chosen
+    cost = data.draw(costs(parameters))
+    shape = 4, parameters.decoded_sequences, tokens
+    depths = np.random.default_rng(seed).integers(1, parameters.layers + 1, shape)
+    found = decodings(parameters, tokens, tiles(depths), cost, len(depths))
+    want = [clock(parameters, each.tolist(), tokens, cost) for each in depths]
+    assert near(found, want, rtol=1e-12)
+    assert max(want) <= theory.slowest(parameters, tokens, cost)[0] * (1 + 1e-12)
+
+
+@given(choices(layers=3, tokens=3, sequences=2), st.booleans(), st.data())
+@settings(max_examples=40)
+def test_moments_are_those_over_all_outcomes(
+    chosen: tuple[early_exit.Parameters, int], by_place: bool, data: st.DataObject
+) -> None:
+    """Of at most four tokens in all, timed by the clock; of backfill the mean."""
+    parameters, tokens = chosen
+    sequences, layers, fixed = parameters.decoded_sequences, parameters.layers, parameters.exit_layer is not None
+    if sequences * tokens > 4:
+        tokens = 4 // sequences
+        parameters = parameters.shortened(tokens)
+    cost = data.draw(costs(parameters))
+    weights = st.lists(st.integers(0, 3), min_size=layers, max_size=layers).filter(any)
+    rows = np.array(data.draw(st.lists(weights, min_size=tokens, max_size=tokens) if by_place else weights), dtype=float)
+    law = Depths(rows / rows.sum(axis=-1, keepdims=True), sequences)
+    pmf = np.broadcast_to(law.pmf, (tokens, layers))
+    mean = square = 0.0
+    for depths in itertools.product(range(1, layers + 1), repeat=0 if fixed else sequences * tokens):
+        table = [list(depths[start : start + tokens]) for start in range(0, len(depths), tokens)]
+        chance = math.prod(float(pmf[place, depth - 1]) for each in table for place, depth in enumerate(each))
+        if chance:
+            time = clock(parameters, table, tokens, cost)
+            mean, square = mean + chance * time, square + chance * time * time
+    prediction = theory.predict(parameters, tokens, None if fixed else law, cost)
+    found = float(prediction.latency), float(prediction.latency_variance)
+    assert prediction.busy == prediction.latency
+    assert near(found[0], mean, rtol=1e-12)
+    if parameters.fill == "propagate":
+        assert near(found[1] + found[0] ** 2, square, rtol=1e-12)
+    else:
+        assert math.isnan(found[1])
+
+
+@given(choices(), st.data(), st.integers(0, 2**32 - 1))
+@settings(max_examples=40)
+def test_seconds_of_layers_that_are_all_alike_are_layer_times(
+    chosen: tuple[early_exit.Parameters, int], data: st.DataObject, seed: int
+) -> None:
+    parameters, tokens = chosen
+    shape = replace(preset("llama-2-13b"), layers=parameters.layers)
+    seconds = PassSeconds({"target": UniformLayers(shape, 0.25)}, prompt=data.draw(st.integers(0, 9)), state_check=0.05)
+    unit = UnitCost(parameters.layers, propagation=share_of_rows(shape), state_check=0.2)
+    random = np.random.default_rng(seed)
+    law = Depths(random.dirichlet(np.ones(parameters.layers), tokens), parameters.decoded_sequences)
+    one, other = (moments(parameters, tokens, law, cost) for cost in (seconds, unit))
+    assert near(one[0], other[0] * 0.25, rtol=1e-12)
+    assert np.allclose(one[1], other[1] * 0.25**2, rtol=1e-11, atol=1e-13, equal_nan=True)
+    depths = random.integers(1, parameters.layers + 1, (3, parameters.decoded_sequences, tokens))
+    found = [decodings(parameters, tokens, tiles(depths), cost, len(depths)) for cost in (seconds, unit)]
+    assert near(found[0], found[1] * 0.25, rtol=1e-12)
+    bounds = [theory.slowest(parameters, tokens, cost)[0] for cost in (seconds, unit)]
+    assert near(bounds[0], bounds[1] * 0.25, rtol=1e-12)
+
+
+def test_a_later_token_of_the_same_depth_takes_longer() -> None:
+    cost, parameters = growing(4, prompt=3), early_exit.Parameters(4, fill="backfill")
+    times = [clock(parameters, [[4] * tokens], tokens, cost) for tokens in (1, 2, 3)]
+    assert times[2] - times[1] > times[1] - times[0] > times[0]
+    time, busy = paths.walk(parameters, 3, cost, iter([np.full((3, 4096), 4, dtype=np.uint16)]))
+    assert near(time[0], times[2])
+    assert np.array_equal(time, busy)
+
+
+def test_sequences_of_unequal_lengths_fill_in_rows_each_by_itself() -> None:
+    parameters = early_exit.Parameters(2, fill="backfill", batching="static", lengths=(3, 1, 2))
+    cost, early, mean = growing(2, prompt=5), 0.3, 0.0
+    for depths in itertools.product((1, 2), repeat=6):
+        table = [[*depths[:3]], [*depths[3:4], 2, 2], [*depths[4:], 2]]
+        mean += math.prod((1 - early, early)[depth == 1] for depth in depths) * clock(parameters, table, 3, cost)
+    assert near(moments(parameters, 3, Depths([early, 1 - early]), cost)[0], mean, rtol=1e-12)
+
+
+@pytest.mark.parametrize("cost", [growing(3, prompt=2), UnitCost(3, early_head=0.5)], ids=["seconds", "layer-times"])
+def test_columns_may_be_priced_in_parts(cost: StepCosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = early_exit.Parameters(3, sequences=2, batching="static", lengths=(5, 3, 4))
+    law = Depths([[0.2, 0.3, 0.5], [0.1, 0.0, 0.9]] * 3, 3)
+    whole = moments(parameters, 5, law, cost), theory.slowest(parameters, 5, cost)
+    monkeypatch.setattr(finite_early_exit, "_PART", 11)  # two columns
+    assert near([*moments(parameters, 5, law, cost), *theory.slowest(parameters, 5, cost)], [*whole[0], *whole[1]])
+
+
+def test_the_slowest_fills_in_expensive_rows() -> None:
+    """Two tokens that left behind layer 1 of 3, and one that goes through all; rows cost more than layers, wide passes more yet."""
+    parameters = early_exit.Parameters(3, fill="backfill")
+    cost = UnitCost(3, propagation=9.0, verify_cost=((1, 1.0), (2, 3.0)))
+    assert clock(parameters, [[1, 1, 3]], 3, cost) == 1 + 1 + 3 + 2 * 27
+    assert theory.slowest(parameters, 3, cost)[0] == 3 * 3 + 3 * (9 + 27)
+
+
+@pytest.mark.parametrize("measure", early_exit.MEASURES)
+@pytest.mark.parametrize("fill", early_exit.FILLS)
+def test_a_profile_may_know_early_heads_and_rows_by_themselves(measure: str, fill: str) -> None:
+    known = profile("target", wider=0.05, further=0.4, head=7e-4, early_head=3e-4, kv_rows=2e-4, step=1e-3, embedding=1e-4)
+    cost = PassSeconds({"target": ProfileCosts(known)}, prompt=10, state_check=1e-4)
+    parameters = early_exit.Parameters(cost.layers, measure, 2, fill=fill)
+    depths = np.random.default_rng(5).integers(1, cost.layers + 1, (2, 1, 20))
+    want = [clock(parameters, each.tolist(), 20, cost) for each in depths]
+    assert near(decodings(parameters, 20, tiles(depths), cost, 2), want, rtol=1e-12)
