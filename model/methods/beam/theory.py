@@ -35,12 +35,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.layer_times import UnitCost
-from model.costs.step_costs import WHOLE, PassShape, StepCosts
+from model.costs.step_costs import PassShape, StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Work, of_passes
 from model.methods.beam.algorithm import Parameters
 from model.methods.prediction import Prediction
-from model.methods.rounds import AcceptanceLaw, RoundPrices, moments, operations_of, slowest_of
+from model.methods.rounds import AcceptanceLaw, RoundPrices, moments, operations_of, slowest_of, sums_from, times_by_width
 from model.methods.speculative.theory import expected_tokens
 from model.steps import LayerSpan
 
@@ -137,9 +137,8 @@ def beam_round_prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) 
 def _verifying(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
     """Time of the target's pass of a round that drafts 0, 1, ... steps, from each position on: shape (tokens, steps), or (steps,)."""
     form = parameters.beams, parameters.draft_width, parameters.rule, parameters.arrangement
-    at, span = 0 if cost.uniform else np.arange(tokens), LayerSpan(0, cost.layers)
-    widths = pass_width(np.arange(parameters.draft_length + 1), *form).tolist()
-    return np.stack([cost.times(PassShape(span, width=each, heads=each, tree=parameters.several), at) for each in widths], axis=-1)
+    widths, whole = pass_width(np.arange(parameters.draft_length + 1), *form), LayerSpan(0, cost.layers)
+    return times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width, tree=parameters.several), widths, tokens)
 
 
 def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
@@ -152,17 +151,18 @@ def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
     cost.require("draft")
     together = parameters.arrangement == "batched"
     beams, wide = (parameters.beams, parameters.draft_width) if together else (1, 1)
+    layers = LayerSpan(0, parameters.draft_layers)
 
     def times(width: int, heads: int, at: ArrayLike) -> Floats:
-        return cost.times(PassShape(WHOLE, "draft", width, heads=heads, tree=parameters.several), at)
+        return cost.times(PassShape(layers, "draft", width, heads=heads, tree=parameters.several), at)
 
     drafted, start = np.arange(parameters.draft_length + 1), np.arange(tokens)
     if cost.uniform:
         return np.asarray(drafted * times(beams, beams, 0))
     first = times(beams, beams, start)
     after_whole = np.concatenate([first[:1], times(beams + 1, beams, start[:-1])])
-    until = np.concatenate([[0.0], np.cumsum(times(wide, wide, start))])
-    rest = until[np.minimum(start[:, None] + drafted, tokens)] - until[start + 1][:, None]
+    later = np.concatenate([times(wide, wide, start[1:]), np.zeros(parameters.draft_length + 1)])  # none behind the last position
+    rest = sums_from(later, parameters.draft_length, tokens)[:, np.maximum(drafted - 1, 0)]
     return np.where(drafted > 0, np.stack([first, after_whole])[..., None] + rest, 0.0)
 
 
