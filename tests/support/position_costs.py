@@ -108,3 +108,6 @@ class Scattered(StepCosts):
 
     def runs(self, role: str) -> bool:
         return True
+
+    def operations(self, role: str) -> float:
+        return 1.0 if role == "target" else 0.25

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.methods.demand import Demand
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.method_parameters import MethodParameters
@@ -107,6 +107,12 @@ class Parameters(MethodParameters):
         return self.beams if self.draft_beams is None else self.draft_beams
 
     @property
+    def several(self) -> bool:
+        """Whether models follow several hypotheses in the same passes."""
+        drafted = self.draft_width > 1 and self.draft_length > 0
+        return self.arrangement == "batched" and (self.beams > 1 or drafted)
+
+    @property
     def widest(self) -> int:
         """Tokens of the widest pass of the target that a measured cost must know."""
         if self.rule == "exact":
@@ -118,7 +124,7 @@ class Parameters(MethodParameters):
         """Compute units that it reserves."""
         return self.beams if self.arrangement == "parallel" else 1
 
-    def demand(self, cost: UnitCost, tokens: int) -> Demand:
+    def demand(self, cost: StepCosts, tokens: int) -> Demand:
         """What it may want at once: hypotheses on units of their own change places, all of them at the same time."""
         return Demand(self.units, self.units if cost.link else 1)
 
@@ -129,7 +135,8 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     The text put out is that of the best hypothesis so far.
     """
     first = len(prompt) - 1
-    models = BeamModel("target", parameters.layers, first), BeamModel("draft", parameters.draft_layers, first)
+    depths = ("target", parameters.layers), ("draft", parameters.draft_layers)
+    models = tuple([BeamModel(role, layers, first, parameters.several) for role, layers in depths])
     if first:
         for model in models:
             yield Forward(model.role, tuple(prompt[:-1]), 0, LayerSpan(0, model.layers))
@@ -181,11 +188,13 @@ class BeamModel:
     role: str
     layers: int
     first: int
+    several: bool
+    """Whether it follows several hypotheses, each pass then a tree; else a token always follows the one before it."""
     held: list[dict[Node | None, int]] = field(default_factory=list)
 
     def copy(self) -> BeamModel:
         """What a sub-process goes on from."""
-        return BeamModel(self.role, self.layers, self.first, self.held[:])
+        return BeamModel(self.role, self.layers, self.first, self.several, self.held[:])
 
     def read(self, ends: Sequence[Node]) -> Generator[Step, Any, tuple[Any, list[int]]]:
         """Read the texts that end with these tokens, all in one pass: its output, and where in it each of them stands."""
@@ -204,10 +213,9 @@ class BeamModel:
             if node.position - self.first == len(self.held):
                 self.held.append({})
             self.held[-1][node] = len(self.held[-1])
-        straight = tree == tuple(range(-1, len(nodes) - 1))  # one text, behind another or none
         tokens = tuple([node.token for node in nodes])
         layers = LayerSpan(0, self.layers)
-        out = yield Forward(self.role, tokens, at, layers, heads=len(ends), tree=() if straight else tree)
+        out = yield Forward(self.role, tokens, at, layers, heads=len(ends), tree=tree if self.several else ())
         return out, [place[end] for end in ends]
 
     def _lacking_from(self, end: Node) -> int:

@@ -35,12 +35,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.layer_times import UnitCost
+from model.costs.step_costs import PassShape, StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Work, of_passes
 from model.methods.beam.algorithm import Parameters
 from model.methods.prediction import Prediction
-from model.methods.rounds import AcceptanceLaw, RoundPrices, moments, operations_of, slowest_of
+from model.methods.rounds import AcceptanceLaw, RoundPrices, moments, operations_of, slowest_of, sums_from, times_by_width
 from model.methods.speculative.theory import expected_tokens
+from model.steps import LayerSpan
 
 Floats = NDArray[np.float64]
 
@@ -48,8 +50,8 @@ Floats = NDArray[np.float64]
 # --- A decoding as a whole ------------------------------------------------------------------------------------------
 
 
-def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: UnitCost) -> Prediction:
-    """Exactly `tokens` steps, truncated drafts and the law's memory included; times in layer-times.
+def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost: StepCosts) -> Prediction:
+    """Exactly `tokens` steps, truncated drafts and the law's memory included; times in the unit of the costs.
 
     Plain decoding is greedy, of one text, as for every method.
 
@@ -60,18 +62,19 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: AcceptanceLaw, cost:
     0.713
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
-    prices = beam_round_prices(parameters, cost)
-    found = moments(parameters.draft_length, int(np.asarray(tokens)), law, prices)
-    plain = float(np.asarray(tokens)) * cost.target_pass
+    count = int(np.asarray(tokens))
+    prices = beam_round_prices(parameters, cost, count)
+    found = moments(parameters.draft_length, count, law, prices)
+    plain = parameters.plain_time(count, cost)
     ratio = _constant_ratio(prices.time, prices.busy)
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain
     values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
     return Prediction(*values)
 
 
-def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds."""
-    return slowest_of(tokens, beam_round_prices(parameters, cost))
+    return slowest_of(tokens, beam_round_prices(parameters, cost, tokens))
 
 
 def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work:
@@ -90,7 +93,7 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work:
     return Work(both | ({"draft": of_passes(parameters.draft_layers, drafted)} if drafted else {}))
 
 
-def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
     """The arithmetic of rounds that had (accepted, drafted) steps, in tokens of the target; the `account` is not looked at."""
     return operations_of(rounds, beam_round_prices(parameters, cost))
 
@@ -98,11 +101,12 @@ def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int
 def _constant_ratio(time: Floats, busy: Floats) -> float:
     """Units busy, where they are the same in every round, whatever its length."""
     units = busy / time
-    return float(units[0]) if np.ptp(units) < 1e-12 else float("nan")
+    return float(units.flat[0]) if np.ptp(units) < 1e-12 else float("nan")
 
 
-def beam_round_prices(parameters: Parameters, cost: UnitCost) -> RoundPrices:
-    """What a round takes that drafts 0, 1, ..., `draft_length` steps; times [layer-times] as in the table above.
+def beam_round_prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> RoundPrices:
+    """What a round takes that drafts 0, 1, ..., `draft_length` steps, as in the table above, times in the unit of the costs; where
+    they depend on positions, of rounds that start at each of `tokens`.
 
     Where hypotheses have sub-processes of their own, starting them takes the dispatch; to other units it takes the link besides.
     Arithmetic goes by the tokens of passes: k (gamma + 1) in the target and k gamma in the draft model, whatever the arrangement;
@@ -116,19 +120,50 @@ def beam_round_prices(parameters: Parameters, cost: UnitCost) -> RoundPrices:
     [[42.0, 46.0], [120.0, 132.0], [3.0, 7.5]]
     [[40.0, 44.0], [40.0, 44.0], [3.0, 7.5]]
     """
-    draft = cost.required("draft")
     beams, drafted = parameters.beams, np.arange(parameters.draft_length + 1.0)
-    widths = pass_width(drafted, beams, parameters.draft_width, parameters.rule, parameters.arrangement)
-    alone = drafted * draft + cost.target_pass * np.array([cost.slowdown(int(width)) for width in widths])
     read = beams + parameters.draft_width * (drafted - 1)  # by the draft model, if it drafts
     operations = np.asarray(beams + parameters.draft_width * drafted + np.where(drafted > 0, read * cost.operations("draft"), 0.0))
+    drafting, verifying = _drafting(parameters, cost, tokens), _verifying(parameters, cost, tokens)
+    alone, held = drafting + verifying, drafting * cost.draft_devices + verifying
     if parameters.arrangement == "batched":
-        return RoundPrices(alone, alone, operations)
+        return RoundPrices(alone, held, operations)
     starting = cost.dispatching(beams)
-    busy = starting + beams * alone
+    busy = starting + beams * held
     if parameters.arrangement == "sequential":
-        return RoundPrices(busy, busy, operations)
+        return RoundPrices(starting + beams * alone, busy, operations)
     return RoundPrices(starting + (cost.link if beams > 1 else 0.0) + alone, busy, operations)
+
+
+def _verifying(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
+    """Time of the target's pass of a round that drafts 0, 1, ... steps, from each position on: shape (tokens, steps), or (steps,)."""
+    form = parameters.beams, parameters.draft_width, parameters.rule, parameters.arrangement
+    widths, whole = pass_width(np.arange(parameters.draft_length + 1), *form), LayerSpan(0, cost.layers)
+    return times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width, tree=parameters.several), widths, tokens)
+
+
+def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
+    """Time of 0, 1, ... draft steps from each position on, by whether the draft before was kept as a whole: shape
+    (2, tokens, steps), or (steps,).
+
+    The first step is a pass over the beams, those behind it over as many hypotheses as the draft follows. After a draft that was
+    kept as a whole the first one is over the token before as well, that all the beams go on from: nothing has read it.
+    """
+    cost.require("draft")
+    together = parameters.arrangement == "batched"
+    beams, wide = (parameters.beams, parameters.draft_width) if together else (1, 1)
+    layers = LayerSpan(0, parameters.draft_layers)
+
+    def times(width: int, heads: int, at: ArrayLike) -> Floats:
+        return cost.times(PassShape(layers, "draft", width, heads=heads, tree=parameters.several), at)
+
+    drafted, start = np.arange(parameters.draft_length + 1), np.arange(tokens)
+    if cost.uniform:
+        return np.asarray(drafted * times(beams, beams, 0))
+    first = times(beams, beams, start)
+    after_whole = np.concatenate([first[:1], times(beams + 1, beams, start[:-1])])
+    later = np.concatenate([times(wide, wide, start[1:]), np.zeros(parameters.draft_length + 1)])  # none behind the last position
+    rest = sums_from(later, parameters.draft_length, tokens)[:, np.maximum(drafted - 1, 0)]
+    return np.where(drafted > 0, np.stack([first, after_whole])[..., None] + rest, 0.0)
 
 
 # --- A round ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,148 @@
+"""Costs that depend on the position, of speculative beam search: formula, paths and events price each pass where it stands."""
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from model.costs.layer_times import UnitCost
+from model.costs.pass_seconds import PassSeconds
+from model.costs.step_costs import StepCosts
+from model.hardware.cost_models import UniformLayers
+from model.interpret.world import DraftOutcomes, World
+from model.methods.beam import paths, theory
+from model.methods.beam.algorithm import Parameters, decode
+from model.methods.rounds import Rounds
+from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
+from model.outcomes.random_streams import BLOCK
+from sim.engine.cluster import Cluster
+from sim.engine.events import Run, simulate
+from tests.support.position_costs import Scattered, growing
+from tests.support.tiers import examples
+
+LAYERS, DRAFT_LAYERS = 4, 2
+FORMS = (("exact", "batched"), ("per-beam", "batched"), ("per-beam", "sequential"), ("per-beam", "parallel"))
+LAWS: dict[str, Any] = {
+    "iid": Iid(0.6), "position": ByPosition([0.9, 0.2, 0.6, 0.8, 0.5, 0.7, 0.4]), "markov": Markov(0.6, 0.3),
+    "replay": Replay([[True, False, True, True, True, False, True], [True, True, True, False, True, True, False]]),
+}  # fmt: skip
+
+
+def choice(form: tuple[str, str], beams: int, gamma: int, wider: int = 0) -> Parameters:
+    """A beam search; by the exact rule its draft follows so many hypotheses more."""
+    rule, arrangement = form
+    wide = beams + wider if rule == "exact" else None
+    return Parameters(LAYERS, gamma, beams, rule, wide, arrangement, draft_layers=DRAFT_LAYERS)
+
+
+def simulated(parameters: Parameters, tokens: int, cost: StepCosts, accepted: tuple[bool, ...], **more: Any) -> Run:
+    """A decoding in which the drafted step at each position is accepted or not, on units and links."""
+    survivors = [next((place for place, hit in enumerate(accepted[at:]) if not hit), 0) for at in range(len(accepted))]
+    world = World(1, LAYERS, drafts={"draft": DraftOutcomes("target", survivors)})
+    return simulate(decode(parameters, [0], tokens), tokens, Cluster(parameters.units), cost, world, **more)
+
+
+choices = st.builds(choice, st.sampled_from(FORMS), st.integers(1, 3), st.integers(0, 4), st.integers(0, 2))
+_LINKS, _STARTING, _DEVICES = (st.sampled_from((0.0, value)) for value in (0.4, 0.3, 0.5))
+_SCATTERED = st.builds(
+    lambda seed, link, dispatch, devices: Scattered(LAYERS, seed, link=link, dispatch=dispatch, draft_devices=1 - devices),
+    st.integers(0, 99), _LINKS, _STARTING, _DEVICES,
+)  # fmt: skip
+_GROWING = st.builds(
+    lambda draft, prompt, batch, link, dispatch, devices: growing(
+        LAYERS, draft=draft, smaller_layers=DRAFT_LAYERS, prompt=prompt, batch=batch, link=link, dispatch=dispatch,
+        dispatch_per_process=dispatch / 2, draft_devices=1 - devices,
+    ),
+    st.floats(0.02, 0.8), st.integers(0, 30), st.integers(1, 3), _LINKS, _STARTING, _DEVICES,
+)  # fmt: skip
+ALL_DIFFER = Scattered(LAYERS, 3, link=0.4, dispatch=0.3, draft_devices=0.5)
+
+
+def chance_of(law: Any, path: tuple[bool, ...]) -> float:
+    """How likely the outcomes of these steps are."""
+    if isinstance(law, Replay):
+        return float(np.mean([tuple(record[: len(path)]) == path for record in law.records.astype(bool).tolist()]))
+    low, high = law.chances(max(len(path), 1))
+    before = (False, *path)
+    rates = [high[place] if before[place] else low[place] for place in range(len(path))]
+    return math.prod(float(rate if hit else 1 - rate) for rate, hit in zip(rates, path, strict=True))
+
+
+def walked(parameters: Parameters, tokens: int, cost: StepCosts, every: list[tuple[bool, ...]]) -> Any:
+    """The paths of these outcomes; there may be as many as a block."""
+    block = np.zeros((tokens - 1, BLOCK), dtype=np.bool_)
+    block[:, : len(every)] = np.array(every, dtype=np.bool_).reshape(len(every), tokens - 1).T
+    return paths.walk(parameters, tokens, cost, iter([lambda _, row=row: row for row in block]))
+
+
+@given(choices, _SCATTERED | _GROWING, st.integers(1, 6), st.sampled_from([*LAWS]))
+@example(choice(FORMS[0], 2, 2, 1), ALL_DIFFER, 6, "markov")
+@example(choice(FORMS[0], 1, 2, 2), ALL_DIFFER, 6, "iid")
+@example(choice(FORMS[1], 2, 1), ALL_DIFFER, 6, "position")
+@example(choice(FORMS[2], 2, 2), ALL_DIFFER, 6, "replay")
+@example(choice(FORMS[3], 3, 2), ALL_DIFFER, 6, "iid")
+@settings(max_examples=examples(25, 300), deadline=None)
+def test_all_views_price_each_pass_where_it_stands(parameters: Parameters, cost: StepCosts, tokens: int, kind: str) -> None:
+    """All paths are played on units: paths agree on each, the formula's mean and variance are those over all."""
+    law, every = LAWS[kind], [*itertools.product((False, True), repeat=tokens - 1)]
+    runs = [simulated(parameters, tokens, cost, (*each, False)) for each in every]
+    times, held = np.array([run.latency for run in runs]), np.array([run.busy for run in runs])
+    tally = walked(parameters, tokens, cost, every)
+    np.testing.assert_allclose(tally.time[: len(every)], times, rtol=1e-12)
+    np.testing.assert_allclose(tally.busy[: len(every)], held, rtol=1e-12)
+    chance = np.array([chance_of(law, each) for each in every])
+    found = theory.predict(parameters, tokens, law, cost)
+    assert float(found.latency) == pytest.approx(float(chance @ times), rel=1e-12)
+    assert float(found.busy) == pytest.approx(float(chance @ held), rel=1e-12)
+    assert float(found.latency_variance) == pytest.approx(float(chance @ (times - chance @ times) ** 2), abs=1e-9)
+    assert float(found.plain_latency) == pytest.approx(float(cost.plain_times(np.arange(tokens)).sum()), rel=1e-12)
+    assert np.isnan(found.units_ratio) or np.allclose(held, float(found.units_ratio) * times, rtol=1e-12)
+    slowest, busiest = theory.slowest(parameters, tokens, cost)
+    assert times.max() <= slowest * (1 + 1e-12)
+    assert held.max() <= busiest * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_long_decoding_has_the_same_rounds_on_units(form: tuple[str, str]) -> None:
+    """Layer by layer too; and the formula of laws by rounds is that of the same law by position."""
+    tokens, parameters = 60, choice(form, 2, 3, 1)
+    cost = growing(LAYERS, draft=0.3, smaller_layers=DRAFT_LAYERS, prompt=5, link=0.2, dispatch=0.1, draft_devices=0.25)
+    rng = np.random.default_rng(1)
+    every = [tuple((rng.random(tokens - 1) < rate).tolist()) for rate in (0.3, 0.6, 0.8, 0.95, 1.0)]
+    tally = walked(parameters, tokens, cost, every)
+    for index, accepted in enumerate(every):
+        for per_layer in (False, True):
+            run = simulated(parameters, tokens, cost, (*accepted, False), per_layer=per_layer)
+            assert (float(tally.time[index]), float(tally.busy[index])) == pytest.approx((run.latency, run.busy), rel=1e-12)
+    one, other = (theory.predict(parameters, tokens, law, cost) for law in (Rounds.by_draft_position([0.7] * 3), Iid(0.7)))
+    for name in ("latency", "latency_variance", "busy"):
+        assert float(getattr(one, name)) == pytest.approx(float(getattr(other, name)), rel=1e-9)
+
+
+def test_units_are_busy_alike_where_only_passes_take_time() -> None:
+    """A unit for each hypothesis, or one for all; where starting takes time as well, some rounds are busier than others."""
+    for form, units in zip(FORMS, (1, 1, 1, 3), strict=True):
+        free, starting = Scattered(LAYERS), Scattered(LAYERS, dispatch=0.3, link=0.4)
+        assert float(theory.predict(choice(form, 3, 2), 9, Iid(0.6), free).units_ratio) == pytest.approx(units, rel=1e-12)
+        other = float(theory.predict(choice(form, 3, 2), 9, Iid(0.6), starting).units_ratio)
+        assert np.isnan(other) if units > 1 else other == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_passes_that_take_the_same_everywhere_are_the_papers_own(form: tuple[str, str]) -> None:
+    """In seconds, and in layer-times, one is the other times the seconds of a layer."""
+    target, draft = (UniformLayers(growing(depth).of["target"].shape, 0.002) for depth in (LAYERS, DRAFT_LAYERS))
+    more = {"draft_devices": 0.5, "dispatch_law": "tree"}
+    seconds = PassSeconds({"target": target, "draft": draft}, prompt=7, link=0.003, dispatch=0.001, **more)  # type: ignore[arg-type]
+    layers = UnitCost(LAYERS, cost_ratio=DRAFT_LAYERS / LAYERS, link=1.5, dispatch=0.5, **more)  # type: ignore[arg-type]
+    for beams, gamma, wider in ((1, 3, 0), (2, 3, 2), (3, 0, 1), (3, 1, 0)):
+        one, other = (theory.predict(choice(form, beams, gamma, wider), 50, Iid(0.7), cost) for cost in (seconds, layers))
+        for name in ("latency", "busy", "plain_latency"):
+            assert float(getattr(one, name)) == pytest.approx(0.002 * float(getattr(other, name)), rel=1e-12)
+        assert float(one.latency_variance) == pytest.approx(0.002**2 * float(other.latency_variance), rel=1e-9, abs=1e-15)
+        slow, slower = (theory.slowest(choice(form, beams, gamma, wider), 50, cost) for cost in (seconds, layers))
+        assert slow == pytest.approx(tuple(0.002 * each for each in slower), rel=1e-12)
