@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -14,34 +13,25 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.costs.step_costs import OPERATIONS as OPERATIONS
-from model.costs.step_costs import RATIOS as RATIOS
-from model.costs.step_costs import PassShape, StepCosts
-from model.costs.width_curve import PassTimes, WidthCurve, as_curve
+from model.costs.step_costs import DISPATCH_LAWS, OPERATIONS, RATIOS, PassShape, StepCosts
+from model.costs.width_curve import WidthCurve, as_curve
 from model.steps import Forward
 
 Floats = NDArray[np.float64]
 
-DISPATCH_LAWS = ("linear", "tree")
 
-
-@dataclass(frozen=True)
-class UnitCost(StepCosts):
-    """Every layer takes one time unit, whatever it is run on; what the theorem leaves out is given in layer-times.
+@dataclass(frozen=True, kw_only=True)
+class LayerTimes:
+    """What steps take in layer-times: the papers' one unit for each layer, and what the papers leave out.
 
     Parameters
     ----------
-    layers
-        Depth of the model: a head at this depth is the final head, above it an early one.
     layer_times
         One time per layer, where layers are uneven.
-    step
-        What a pass of the target takes once, whatever its width and depth: launching, preparing, sampling, what an engine adds. It
-        is paid by passes that begin at the first layer, or take up the outputs of several others [layer-times].
     early_head, final_head
         Projection onto the vocabulary at the exit layer and at the last layer [layer-times].
     dispatch, dispatch_per_process, dispatch_law
-        Starting sub-processes holds the main process's unit for dispatch + dispatch_per_process * k (`linear`), or
+        Starting k sub-processes holds the main process's unit for dispatch + dispatch_per_process * k (`linear`), or
         dispatch + dispatch_per_process * log2(k + 1) (`tree`) [layer-times].
     link
         From the end of the dispatch to the start of a sub-process [layer-times].
@@ -55,21 +45,13 @@ class UnitCost(StepCosts):
         A whole pass of the draft model, and of the medium one of a hierarchy, in passes of the target [-].
     operations_ratio, medium_operations_ratio
         Arithmetic of a token in a pass of the draft model, and of the medium one, over that in a pass of the target [-].
-    draft_devices
-        Devices of a unit on which a smaller model runs by itself, over those of a unit of the target, which may have several: what
-        passes of smaller models count in unit-time [-].
     verify_cost
         What a pass of the target costs by its width, as pairs (width, time) in any unit; without it width costs nothing: decoding
         is bound by reading the weights. In a batch, of whatever kind, the width is that of all sequences of the pass together, and
         a pass of the draft model is slower in proportion to one of the target over a token of each sequence.
-    by_texts
-        In the place of that, rows (role, texts, width, time): a pass over so many tokens of each of so many texts, in passes of
-        that model over one token of one.
     """
 
-    layers: int
     layer_times: tuple[float, ...] | None = None
-    step: float = 0.0
     early_head: float = 0.0
     final_head: float = 0.0
     dispatch: float = 0.0
@@ -83,9 +65,23 @@ class UnitCost(StepCosts):
     medium_cost_ratio: float | None = None
     operations_ratio: float | None = None
     medium_operations_ratio: float | None = None
-    draft_devices: float = 1.0
     verify_cost: tuple[tuple[int, float], ...] | None = None
-    by_texts: tuple[tuple[str, int, int, float], ...] | None = None
+
+    def of(self, layers: int) -> UnitCost:
+        """The costs of a model of so many layers."""
+        return UnitCost(layers, **{field.name: getattr(self, field.name) for field in fields(LayerTimes)})
+
+
+@dataclass(frozen=True)
+class UnitCost(LayerTimes, StepCosts):
+    """Costs of a model of so many `layers`, the same at every position.
+
+    `draft_devices` are the devices of a unit on which a smaller model runs by itself, over those of a unit of the target, which may
+    have several: what passes of smaller models count in unit-time [-].
+    """
+
+    layers: int
+    draft_devices: float = 1.0
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
@@ -111,26 +107,17 @@ class UnitCost(StepCosts):
                 raise ParameterError("layer_times must not all be zero; leave them out for layers of one time unit each")
 
     @cached_property
-    def _layers(self) -> tuple[float, ...]:
-        """Time of the first n layers, for each n."""
+    def depths(self) -> tuple[float, ...]:
+        """Time from the start of a pass to the end of each layer: `depths[n]` is that of layers [0, n)."""
         return tuple(accumulate(self.layer_times or (1.0,) * self.layers, initial=0.0))
 
-    @cached_property
-    def depths(self) -> tuple[float, ...]:
-        """Time from the start of a pass to the end of each layer: `depths[n]` is that of layers [0, n), with the pass's `step`."""
-        return 0.0, *(self.step + time for time in self._layers[1:])
+    def span(self, first: int, last: int, gaps: Iterable[tuple[int, int]] = ()) -> float:
+        """Time of layers [first, last) but for those in gaps, without a head.
 
-    def span(self, first: int, last: int) -> float:
-        """Time of layers [first, last), without a head; from the first layer on with the pass's `step`."""
-        return self.depths[last] - self.depths[first]
-
-    def layers_of(self, first: int, last: int, gaps: Iterable[tuple[int, int]] = ()) -> float:
-        """Time of layers [first, last) but for those in gaps, without the `step` of a pass.
-
-        >>> UnitCost(4, step=10.0).layers_of(0, 4, [(0, 1)]), UnitCost(4, step=10.0).span(0, 4)
-        (3.0, 14.0)
+        >>> UnitCost(4).span(0, 4), UnitCost(4).span(0, 4, [(0, 1)])
+        (4.0, 3.0)
         """
-        return self._layers[last] - self._layers[first] - sum(self._layers[stop] - self._layers[start] for start, stop in gaps)
+        return self.depths[last] - self.depths[first] - sum(self.depths[stop] - self.depths[start] for start, stop in gaps)
 
     def head(self, layer: int) -> float:
         """Time of projecting one position onto the vocabulary after this many layers."""
@@ -179,7 +166,7 @@ class UnitCost(StepCosts):
         """
         if sequences == 1 or self.curve is None:
             return self
-        one = self.layers_slowdown(sequences)
+        one = self.slowdown(sequences)
         scaled = {name: getattr(self, name) * one for name in ("early_head", "final_head", "propagation", "state_check")}
         times = tuple(time * one for time in self.layer_times or (1.0,) * self.layers)
         pairs = tuple((width, float(self.curve.relative(width * sequences))) for width in range(1, widest + 1))
@@ -190,15 +177,13 @@ class UnitCost(StepCosts):
         first, last = step.layers.first, step.layers.last
         whole = self.whole(step.role)
         if whole is not None:
-            return [whole / last * self.draft_slowdown(step.batch_size)] * (last - first)
-        times = [self.propagation if step.layers.kv_only else self.layers_of(layer, layer + 1) for layer in range(first, last)]
+            return [whole / last * self.slowdown(step.batch_size)] * (last - first)
+        times = [self.propagation if step.layers.kv_only else self.span(layer, layer + 1) for layer in range(first, last)]
         for start, stop in step.layers.gaps:
             times[start - first : stop - first] = [0.0] * (stop - start)
         times[-1] += self._at_the_end(step)
-        factor = self._slowdown_of(step)
-        times = [time * factor for time in times]
-        times[0] += self._once(step)
-        return times
+        factor = self.slowdown(len(step.tokens))
+        return [time * factor for time in times]
 
     def forward(self, step: Forward) -> float:
         """Time of a whole pass: of a model that has a ratio its share, of any other its layers one by one.
@@ -207,12 +192,12 @@ class UnitCost(StepCosts):
         """
         whole = self.whole(step.role)
         if whole is not None:
-            return whole if step.batch is None else whole * self.draft_slowdown(step.batch_size)
+            return whole if step.batch is None else whole * self.slowdown(step.batch_size)
         if step.layers.kv_only:
             layers = self.propagation * step.layers.size
         else:
-            layers = self.layers_of(step.layers.first, step.layers.last, step.layers.gaps)
-        return self._once(step) + (layers + self._at_the_end(step)) * self._slowdown_of(step)
+            layers = self.span(step.layers.first, step.layers.last, step.layers.gaps)
+        return (layers + self._at_the_end(step)) * self.slowdown(len(step.tokens))
 
     def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
         """Time of a pass of this shape, the same at every position.
@@ -225,12 +210,11 @@ class UnitCost(StepCosts):
         sequences, layers = np.asarray(shape.sequences), shape.layers
         whole = self.whole(shape.role)
         if whole is not None:
-            time = np.asarray(whole * self.draft_slowdowns(sequences))
+            time = np.asarray(whole * self.slowdowns(sequences))
         else:
-            run = self.propagation * layers.size if layers.kv_only else self.layers_of(layers.first, layers.last, layers.gaps)
+            run = self.propagation * layers.size if layers.kv_only else self.span(layers.first, layers.last, layers.gaps)
             end = (self.head(layers.last) if np.any(shape.heads) else 0.0) + (self.state_check if shape.compared else 0.0)
-            slower = self.layers_slowdowns(np.asarray(shape.width) * sequences, sequences)
-            time = np.asarray((self.step if shape.begins else 0.0) + (run + end) * slower)
+            time = np.asarray((run + end) * self.slowdowns(np.asarray(shape.width) * sequences))
         return np.broadcast_to(time, np.broadcast_shapes(time.shape, np.shape(shape.width), np.shape(at)))
 
     def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:
@@ -241,89 +225,32 @@ class UnitCost(StepCosts):
         """Whether there is a ratio for a model, or it is the target."""
         return role not in RATIOS or self.ratio(role) is not None
 
-    def _slowdown_of(self, step: Forward) -> float:
-        """`layers_slowdown` of a pass, by all its tokens; by `by_texts` as if all sequences were as wide as the widest."""
-        tokens = len(step.tokens) if self.by_texts is None else step.width * step.batch_size
-        return self.layers_slowdown(tokens, step.batch_size)
-
-    def _once(self, step: Forward) -> float:
-        """What a pass takes once: nothing where it goes on from another, or only fills in rows."""
-        layers = step.layers
-        begins = (not layers.first or step.joins) and layers.first < layers.last
-        return self.step if begins and not layers.kv_only else 0.0
-
     def _at_the_end(self, step: Forward) -> float:
         """Time of what a pass does behind its last layer, whatever its width."""
         return (self.head(step.layers.last) if step.heads else 0.0) + (self.state_check if step.compared else 0.0)
 
-    def slowdown(self, width: int, texts: int = 1) -> float:
-        """A pass of the target over so many tokens, as many of each of the texts, in passes over one.
+    def slowdown(self, width: int) -> float:
+        """A pass of the target over so many tokens, of all its sequences, in passes over one.
 
-        >>> rows = ("target", 1, 1, 1.0), ("target", 1, 2, 1.2), ("target", 2, 1, 1.1), ("target", 2, 2, 1.6)
-        >>> cost = UnitCost(4, by_texts=rows)
-        >>> cost.slowdown(2), cost.slowdown(2, texts=2), cost.slowdown(4, texts=2)
-        (1.2, 1.1, 1.6)
+        >>> UnitCost(4, verify_cost=((1, 2.0), (3, 3.0))).slowdown(2)
+        1.25
         """
-        return 1.0 if width == 1 and self.by_texts is None else float(self.slowdowns(width, max(texts, 1)))
+        return 1.0 if width == 1 else float(self.slowdowns(width))
 
-    def slowdowns(self, width: ArrayLike, texts: ArrayLike = 1) -> Floats:
+    def slowdowns(self, width: ArrayLike) -> Floats:
         """`slowdown` over arrays."""
-        if self.by_texts is not None:
-            return self._tables["target"](texts, np.asarray(width) // texts, 0)
         wide = np.asarray(width)
         return np.ones(wide.shape) if self.curve is None else np.where(wide == 1, 1.0, self.curve.relative(wide))
-
-    def layers_slowdown(self, width: int, texts: int = 1) -> float:
-        """The same of layers and heads alone: a wider pass takes its `step` once, too.
-
-        >>> cost = UnitCost(4, step=1.0, verify_cost=((1, 1.0), (2, 1.8)))
-        >>> cost.slowdown(2) * cost.target_pass, cost.step + cost.layers_slowdown(2) * 4
-        (9.0, 9.0)
-        """
-        whole = self.slowdown(width, texts)
-        return whole if not self.step else max(whole * self.target_pass - self.step, 0.0) / (self.target_pass - self.step)
-
-    def layers_slowdowns(self, width: ArrayLike, texts: ArrayLike = 1) -> Floats:
-        """`layers_slowdown` over arrays."""
-        whole = self.slowdowns(width, texts)
-        return whole if not self.step else np.maximum(whole * self.target_pass - self.step, 0.0) / (self.target_pass - self.step)
-
-    def widened(self, time: float, width: int, texts: int = 1) -> float:
-        """Time of a pass from the first layer on over so many tokens, given its time over one."""
-        return self.step + (time - self.step) * self.layers_slowdown(width, texts)
-
-    def draft_slowdown(self, texts: int) -> float:
-        """A pass of the draft model over a token of each of so many texts, in passes over one."""
-        return float(self.draft_slowdowns(max(texts, 1)))
-
-    def draft_slowdowns(self, texts: ArrayLike) -> Floats:
-        """`draft_slowdown` over arrays."""
-        return self._tables["draft"](texts, 1, 0) if self.by_texts is not None else self.slowdowns(texts)
-
-    @cached_property
-    def _tables(self) -> dict[str, PassTimes]:
-        rows = self.by_texts or ()
-        found = {}
-        for role in dict.fromkeys(row[0] for row in rows):
-            times = {(texts, width): time for each, texts, width, time in rows if each == role}
-            batches, widths = ([*dict.fromkeys(key[axis] for key in times)] for axis in (0, 1))
-            found[role] = PassTimes(batches, widths, [0], [[[times[batch, width]] for width in widths] for batch in batches])
-        return found
-
-    def dispatching(self, processes: int) -> float:
-        """Time for which starting this many sub-processes holds the starter's unit."""
-        count = processes if self.dispatch_law == "linear" else math.log2(processes + 1)
-        return self.dispatch + self.dispatch_per_process * count
 
     @property
     def only_layers(self) -> bool:
         """Whether units are busy with layers alone, each for one time: unit-time is then arithmetic too."""
         times = self.early_head, self.final_head, self.dispatch, self.dispatch_per_process, self.propagation, self.state_check
-        return not any((*times, self.step)) and self.layer_times is None and self.verify_cost is None and self.by_texts is None
+        return not any(times) and self.layer_times is None and self.verify_cost is None
 
     @property
     def plain(self) -> bool:
         """Whether every layer takes one unit and nothing else takes any: the theorem's own assumption."""
         # What a draft pass or a wide one costs, or leaving early, is nothing to a method that has none.
-        foreign: dict[str, Any] = dict.fromkeys((*RATIOS.values(), *OPERATIONS.values(), "verify_cost", "by_texts"))
+        foreign: dict[str, Any] = dict.fromkeys((*RATIOS.values(), *OPERATIONS.values(), "verify_cost"))
         return replace(self, **foreign, draft_devices=1.0, propagation=0.0, state_check=0.0) == UnitCost(self.layers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -13,8 +12,7 @@ from numpy.typing import ArrayLike
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
-from model.costs.layer_times import DISPATCH_LAWS
-from model.costs.step_costs import Floats, PassShape, StepCosts, position_of
+from model.costs.step_costs import DISPATCH_LAWS, Floats, PassShape, StepCosts, position_of
 from model.hardware.cost_models import Hardware
 from model.hardware.interpolation import NONE, Estimate
 from model.hardware.profile_costs import ProfileCosts
@@ -230,11 +228,6 @@ class PassSeconds(StepCosts):
         return spread_over(step.layers, *(float(each.seconds) for each in parts), end=self.state_check if step.compared else 0.0)
 
     # --- Everything else ---
-
-    def dispatching(self, processes: int) -> float:
-        """Time for which starting this many sub-processes holds the starter's unit [s]."""
-        count = processes if self.dispatch_law == "linear" else math.log2(processes + 1)
-        return self.dispatch + self.dispatch_per_process * count
 
     def runs(self, role: str) -> bool:
         """Whether there is hardware of a model."""

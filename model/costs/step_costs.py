@@ -7,6 +7,7 @@ its own position, and expectations are sums over the positions at which passes s
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ RATIOS = {"draft": "cost_ratio", "medium": "medium_cost_ratio"}
 """Time of a pass of a role other than the target, over that of one of the target, by its name in scenarios."""
 OPERATIONS = {"draft": "operations_ratio", "medium": "medium_operations_ratio"}
 """Arithmetic of a token in such a pass, over that in a pass of the target."""
+DISPATCH_LAWS = ("linear", "tree")
 
 
 class PassShape(NamedTuple):
@@ -80,11 +82,14 @@ class StepCosts:
 
     layers: int
     """Depth of the target model."""
-    link: float
+    dispatch: float = 0.0
+    dispatch_per_process: float = 0.0
+    dispatch_law: str = "linear"
+    link: float = 0.0
     """From the end of a dispatch to the start of a sub-process, and from one unit to another."""
-    promotion: float
+    promotion: float = 0.0
     """Taking over a sub-process's hidden state and cache rows."""
-    draft_devices: float
+    draft_devices: float = 1.0
     """Devices of a unit on which a smaller model runs by itself, over those of a unit of the target: what its unit-time counts."""
 
     uniform: bool = True
@@ -120,8 +125,9 @@ class StepCosts:
         raise NotImplementedError
 
     def dispatching(self, processes: int) -> float:
-        """Time for which starting this many sub-processes holds the starter's unit."""
-        raise NotImplementedError
+        """Time for which starting this many sub-processes holds the starter's unit: linear in them, or in their logarithm."""
+        count = processes if self.dispatch_law == "linear" else math.log2(processes + 1)
+        return self.dispatch + self.dispatch_per_process * count
 
     def reading(self, step: Read) -> float:
         """Time of a read."""

@@ -22,7 +22,8 @@ from typing import Any
 
 from model import published
 from model.base import checks
-from model.costs.layer_times import DISPATCH_LAWS, UnitCost
+from model.costs.layer_times import UnitCost
+from model.costs.step_costs import DISPATCH_LAWS
 
 TABLE = "ppd-table-3"
 MODEL, LAYERS = "LLaMA-2-13B", 40

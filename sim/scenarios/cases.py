@@ -17,7 +17,7 @@ from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
 from model.base.table_records import build, renamed
-from model.costs.layer_times import UnitCost
+from model.costs.layer_times import LayerTimes, UnitCost
 from model.costs.step_costs import OPERATIONS, RATIOS, StepCosts
 from model.costs.width_curve import WidthCurve
 from model.methods import method_parameters, registry
@@ -99,9 +99,9 @@ def _check_views(views: Any) -> None:
         raise ParameterError(f"views must name each view once, got {checks.shown(views)}")
 
 
-@dataclass(frozen=True)
-class Cost:
-    """[cost]: the options of `model.costs.layer_times.UnitCost`, and what else there is to say of times and models.
+@dataclass(frozen=True, kw_only=True)
+class Cost(LayerTimes):
+    """[cost]: what steps take in layer-times, and what else there is to say of times and models.
 
     Parameters
     ----------
@@ -126,22 +126,7 @@ class Cost:
     task: str | None = None
     data_set: str | None = None
     fitted_on: str | None = None
-    layer_times: tuple[float, ...] | None = None
-    early_head: float = 0.0
-    final_head: float = 0.0
-    dispatch: float = 0.0
-    dispatch_per_process: float = 0.0
-    dispatch_law: str = "linear"
-    link: float = 0.0
-    promotion: float = 0.0
-    propagation: float = 0.0
-    state_check: float = 0.0
-    cost_ratio: float | None = None
-    medium_cost_ratio: float | None = None
     allow_slow_medium: bool = False
-    operations_ratio: float | None = None
-    medium_operations_ratio: float | None = None
-    verify_cost: tuple[tuple[int, float], ...] | None = None
     shape: str | None = None
     draft_shape: str | None = None
     medium_shape: str | None = None
@@ -218,15 +203,14 @@ class Cost:
 
     def model(self, layers: int) -> UnitCost:
         """The cost model for a network of so many layers."""
-        apart = ("layers", "step", "by_texts", "draft_devices")
-        own = {field.name: getattr(self, field.name) for field in fields(UnitCost) if field.name not in apart}
+        own: dict[str, Any] = {}
         if self.data_set is not None and self.fitted_on is not None:
             own |= ppd_table_3_fit.costs(self.data_set, self.fitted_on, self.dispatch_law)
         if self.task is not None:
             from model.published import deck_analysis
 
             own["cost_ratio"] = deck_analysis.cost_ratio(self.task)
-        return UnitCost(layers, **own)
+        return replace(self.of(layers), **own)
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
 """Passes over sequences of unequal positions and widths are, without tensors, the union of the passes of each sequence."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from model.architectures.transformer import preset
 from model.costs.layer_times import UnitCost
 from model.costs.replayed_seconds import ReplayedSeconds
+from model.costs.step_costs import Floats, PassShape, StepCosts
 from model.hardware.cost_models import UniformLayers
 from model.hardware.interpolation import Estimate
 from model.interpret.account import Account, kind_of
@@ -23,6 +26,22 @@ from tests.support.tiers import examples
 LAYERS = 4
 WHOLE = LayerSpan(0, LAYERS)
 SPANS = (WHOLE, LayerSpan(0, 2), LayerSpan(0, LAYERS, ((1, 3),)), LayerSpan(0, LAYERS, kv_only=True))
+
+
+@dataclass
+class ByBatch(StepCosts):
+    """Costs that tell sequences from tokens: 10 for each sequence and one for each token of the widest."""
+
+    layers: int = LAYERS
+
+    def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
+        return np.asarray(10.0 * np.asarray(shape.sequences) + shape.width + 0.0 * np.asarray(at))
+
+    def layer_times_of(self, step: Forward) -> list[float]:
+        return [self.forward(step) / step.layers.size] * step.layers.size
+
+
+BY_BATCH = ByBatch()
 
 
 def step_of(batch: Batch, layers: LayerSpan = WHOLE, role: str = "target", **more: Any) -> Forward:
@@ -142,15 +161,12 @@ def test_what_is_read_of_a_sequence_is_what_is_read_of_it_alone(batch: Batch, su
 def test_a_pass_takes_what_its_tokens_do_in_layer_times(batch: Batch) -> None:
     """By all its tokens together, whichever sequence they are of; or by the number of its sequences and the widest."""
     step, size = step_of(batch), len(batch.sequences)
-    curve = UnitCost(LAYERS, step=0.5, final_head=0.25, verify_cost=tuple((width, 1 + width / 8) for width in range(1, 21)))
+    curve = UnitCost(LAYERS, final_head=0.25, verify_cost=tuple((width, 1 + width / 8) for width in range(1, 21)))
     flat = Forward("target", step.tokens, 0, WHOLE, heads=step.heads)
     assert curve.forward(step) == curve.forward(flat)
     assert sum(curve.layer_times_of(step)) == pytest.approx(curve.forward(step))
-    rows = tuple(("target", of, width, 1 + of / 3 + width / 5) for of in (1, 2, 3, 4, 5) for width in (1, 2, 3, 4))
-    table = UnitCost(LAYERS, by_texts=tuple((*row[:3], row[3] / rows[0][3]) for row in rows))
     padded = Batch.uniform(batch.sequences, step.at, step.width)
-    assert table.forward(step._replace(heads=0)) == table.forward(step_of(padded))
-    assert table.forward(step._replace(heads=0)) == pytest.approx(LAYERS * (1 + size / 3 + step.width / 5) / rows[0][3])
+    assert BY_BATCH.forward(step._replace(heads=0)) == BY_BATCH.forward(step_of(padded)) == 10 * size + step.width
 
 
 @given(batches(furthest=40))
@@ -186,15 +202,12 @@ def ragged(widths: list[tuple[int, ...]]) -> Steps:
 @settings(max_examples=examples(40))
 def test_simulator_and_counter_make_the_same_passes(widths: list[tuple[int, ...]], per_layer: bool) -> None:
     tokens = sum(map(len, widths))
-    rows = tuple(("target", of, width, of + width - 1.0) for of in (1, 2, 3, 4) for width in (1, 2, 3))
-    cost = UnitCost(LAYERS, by_texts=rows)
-
     def world() -> World:
         return BatchWorld([World(1, LAYERS) for _ in range(4)])
 
     counted = count(ragged(widths), world(), tokens)
-    run = simulate(ragged(widths), tokens, Cluster(1), cost, world(), per_layer=per_layer, record=True)
-    assert run.latency == pytest.approx(sum(LAYERS * (len(each) + max(each) - 1.0) for each in widths))
+    run = simulate(ragged(widths), tokens, Cluster(1), BY_BATCH, world(), per_layer=per_layer, record=True)
+    assert run.latency == pytest.approx(sum(10 * len(each) + max(each) for each in widths))
     assert run.account.passes_by_kind == counted.account.passes_by_kind
     assert run.sequences == counted.sequences
     held = np.zeros(4, dtype=int)
@@ -213,13 +226,12 @@ def test_passes_of_one_kind_whose_widths_differ_have_each_its_price() -> None:
     """As many tokens of as many sequences: the engine, which asks for the price of a kind once, must not mix them up."""
     one, other = (Batch((0, 1), (0, 0), widths, (0, 0)) for widths in ((2, 2), (3, 1)))
     assert kind_of(step_of(one)) == kind_of(step_of(other))
-    rows = tuple(("target", of, width, of * width * 1.0) for of in (1, 2) for width in (1, 2, 3))
 
     def steps() -> Steps:
         yield step_of(one)
         yield step_of(other)
         yield Commit("token", (0,))
 
-    run = simulate(steps(), 1, Cluster(1), UnitCost(LAYERS, by_texts=rows), World(1, LAYERS))
-    assert run.latency == LAYERS * (2 * 2 + 2 * 3)
+    run = simulate(steps(), 1, Cluster(1), BY_BATCH, World(1, LAYERS))
+    assert run.latency == (20 + 2) + (20 + 3)
     assert run.account.passes_by_kind[kind_of(step_of(one))][0] == 2

@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 import sim
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
-from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.hardware.cost_models import Served, pass_time, prompt_time, step_time
 from model.hardware.roofline import Roofline
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.early_exit import theory
 from model.methods.early_exit.finite_early_exit import Depths
-from model.steps import Forward, LayerSpan
 from sim.commands import listing
 from sim.scenarios import hardware_cost
+from tests.support.position_costs import growing
 
 LAYERS, TOKENS = 24, 24
 COST = {"kind": "roofline", "device": "a100", "shape": "opt-1.3b", "prompt": 100}
@@ -149,17 +148,16 @@ def test_the_three_views_agree_on_steps(case: str) -> None:
 
 @pytest.mark.parametrize(("fill", "batch"), [("backfill", 1), ("propagate", 1), ("propagate", 3)])
 def test_rows_that_are_filled_in_and_deeper_tokens_pay_no_step(fill: str, batch: int) -> None:
-    """Where layers are as much slower the wider a pass is, a decoding takes longer by its steps alone, in the mean too."""
+    """A decoding takes longer by the steps of its passes alone, one for each token of the longest sequence."""
     choice = early_exit.Parameters(6, measure="state", fill=fill, sequences=batch, batching="static")
     law, tokens, step = Depths([0.1, 0.3, 0.1, 0.2, 0.1, 0.2]), 20, 7.0
-    slower = {width: 1.0 + (width - 1) / 5 for width in range(1, tokens + 1)}
-    without = UnitCost(6, early_head=0.5, final_head=0.5, propagation=0.75, verify_cost=tuple(slower.items()))
-    whole = without.target_pass
-    curve = tuple((width, (step + whole * times) / (step + whole)) for width, times in slower.items())
-    given_ = replace(without, step=step, verify_cost=curve)
-    found = [float(theory.predict(choice, tokens, law, cost).latency) for cost in (without, given_)]
+    without = growing(6, prompt=3, state_check=0.25)
+    kernels = without.hardware("target")
+    given_ = replace(without, of={"target": Served(kernels, float(kernels.step().seconds) + step)})
+    free = replace(without, of={"target": Served(kernels, float(kernels.step().seconds))})
+    found = [float(theory.predict(choice, tokens, law, cost).latency) for cost in (free, given_)]
     assert found[1] - found[0] == pytest.approx(step * tokens, rel=1e-9)
-    bounds = [theory.slowest(choice, tokens, cost)[0] for cost in (without, given_)]
+    bounds = [theory.slowest(choice, tokens, cost)[0] for cost in (free, given_)]
     assert bounds[1] - bounds[0] == pytest.approx(step * tokens, rel=1e-9)
 
 
@@ -213,34 +211,6 @@ def test_a_pass_on_hardware_takes_so_much_more(width: int, context: int, batch: 
         assert getattr(served, name) == getattr(kernels, name)
     for asked in ("embedding", "head", "transfer"):
         assert getattr(served, asked)(7) == getattr(kernels, asked)(7)
-
-
-@given(
-    st.integers(0, 3), st.integers(1, 4), st.integers(1, 4), st.booleans(), st.booleans(), st.floats(0.1, 50), st.floats(0, 2),
-    st.booleans(),
-)  # fmt: skip
-def test_a_pass_pays_its_step_once_where_it_begins(
-    first: int, more: int, width: int, joins: bool, kv_only: bool, step: float, head: float, curved: bool
-) -> None:
-    last = min(4, first + more)
-    outputs = (Forward("target", (1,), 0, LayerSpan(0, 1)),) if joins and first else None
-    asked = Forward("target", (5,) * width, 3, LayerSpan(first, last, kv_only=kv_only), outputs, heads=1)
-    kernels = UnitCost(4, layer_times=(1.0, 2.0, 0.5, 1.0), final_head=head, early_head=0.5 * head, propagation=0.25)
-    # The same layers and heads slow down alike, whatever stands before them.
-    layers, slower = kernels.target_pass, {each: 1.0 + (each - 1) / 4 if curved else 1.0 for each in (1, 2, 3, 4)}
-    cost = replace(kernels, verify_cost=tuple(slower.items())) if curved else kernels
-    given_ = replace(kernels, step=step)
-    if curved:  # the curve of passes as a whole
-        given_ = replace(given_, verify_cost=tuple((each, (step + layers * slower[each]) / (step + layers)) for each in slower))
-    begins = not kv_only and (first == 0 or outputs is not None)
-    assert given_.forward(asked) == pytest.approx(cost.forward(asked) + (step if begins else 0.0), rel=1e-9)
-    assert sum(given_.layer_times_of(asked)) == pytest.approx(given_.forward(asked), rel=1e-9)
-    assert given_.slowdown(width) * given_.target_pass == pytest.approx(step + slower[width] * layers, rel=1e-9)
-    skipping = asked._replace(layers=LayerSpan(0, 4, ((0, 2),)), state=None)
-    assert given_.forward(skipping) == pytest.approx(cost.forward(skipping) + step, rel=1e-9)
-    assert given_.layer_times_of(skipping)[0] == pytest.approx(step)
-    alone = asked._replace(layers=LayerSpan(4, 4), state=None)
-    assert given_.forward(alone) == pytest.approx(cost.forward(alone), rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -250,8 +250,8 @@ def test_long_texts_come_near_the_speed_up_of_batches(batch: int) -> None:
     """The last text of a batch ends later than the mean by some square root of its length; never before."""
     rate, gamma = 0.7, 3
     cost = UnitCost(LAYERS, cost_ratio=0.1, verify_cost=((1, 4.0), (16, 5.0), (64, 12.0)))
-    target = PassTimes([batch], [1, 4], [0], [[[cost.slowdown(width * batch, batch)] for width in (1, 4)]])
-    draft = PassTimes([batch], [1], [0], [[[0.1 * cost.draft_slowdown(batch)]]])
+    target = PassTimes([batch], [1, 4], [0], [[[cost.slowdown(width * batch)] for width in (1, 4)]])
+    draft = PassTimes([batch], [1], [0], [[[0.1 * cost.slowdown(batch)]]])
     limit = float(batched_speedup(rate, gamma, target, draft, batch, 0))
     gaps = []
     for tokens in (50, 200, 800):

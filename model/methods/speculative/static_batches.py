@@ -162,7 +162,7 @@ class _Places(NamedTuple):
     @property
     def ended(self) -> Floats:
         """The chance that it has ended, by round."""
-        return np.maximum(1 - self.chance.sum(axis=(0, 2)), 0.0)
+        return np.asarray(np.maximum(1 - self.chance.sum(axis=(0, 2)), 0.0))
 
 
 @lru_cache(maxsize=64)
@@ -373,7 +373,7 @@ def decodings(
 class RoundsKept(NamedTuple):
     """What is kept of each round of a batch, in each replication; shape (rounds, replications)."""
 
-    count: NDArray[np.uint16]
+    left: NDArray[np.uint16]
     """Sequences that are left."""
     most: NDArray[np.uint8]
     """Tokens that it drafts: as many as the sequence that can use the most."""
@@ -399,7 +399,7 @@ def _enter(
         reached += np.bincount(place, minlength=gamma + 1)
         starting = np.flatnonzero(place == 0)
         which, room = number[starting], min(gamma, tokens - 1 - position)
-        kept.count[which, starting] += 1
+        kept.left[which, starting] += 1
         kept.most[which, starting] = np.maximum(kept.most[which, starting], room)
         kept.longest[which, starting] = np.maximum(kept.longest[which, starting], position)
         kept.reread[which, starting] |= whole[starting]

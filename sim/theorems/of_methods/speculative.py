@@ -138,7 +138,7 @@ def prediction(x: Example) -> None:
         equal(what, float(np.asarray(got)), average([of(run) for _, run in runs]), CLOSE)
     variance = average([(value - time) ** 2 for value in times])
     at_most("error of the variance", abs(float(found.latency_variance) - variance), CLOSE * time**2)
-    equal("latency of plain decoding", float(found.plain_latency), n * (cost(x).depths[-1] + cost(x).final_head), CLOSE)
+    equal("latency of plain decoding", float(found.plain_latency), n * cost(x).target_pass, CLOSE)
     if choice(x).placement == "colocated":
         equal("units in use", float(found.units_ratio), 1.0)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from model.costs.layer_times import UnitCost
+from model.costs.step_costs import Floats, PassShape
 from model.interpret import interpreter
 from model.interpret.world import DraftOutcomes, World, together
 from model.methods.draft_model import PLACEMENTS
@@ -26,6 +28,7 @@ from model.methods.speculative import paths as sampler
 from model.methods.speculative import theory as formulas
 from model.outcomes.outcome_laws import Iid
 from model.outcomes.random_streams import BLOCK
+from model.steps import Forward
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems import pipelined_examples
@@ -226,11 +229,22 @@ def no_faster_than_lockstep(x: Example) -> None:
          " drafts are free.", source="a pass over fewer sequences takes no less for each", given=_against_static)
 def kept_full_is_no_slower_than_static(x: Example) -> None:
     """Where drafts are free and a pass takes a + b n over n sequences, whatever its width."""
-    sizes = range(1, len(x["texts"]) + 1)
-    times = {n: (x["fixed"] + x["each"] * n) / (x["fixed"] + x["each"]) for n in sizes}
-    widths = {"target": _width(x), "draft": 1}
-    rows = tuple((role, n, width, times[n]) for role in widths for n in sizes for width in range(1, widths[role] + 1))
-    _static_against_full(x, UnitCost(choice(x).layers, cost_ratio=0.0, by_texts=rows), times[len(x["texts"])])
+    cost = _FixedAndEach(choice(x).layers, cost_ratio=0.0, each=x["each"] / (x["fixed"] + x["each"]))
+    _static_against_full(x, cost, 1 + (len(x["texts"]) - 1) * cost.each)
+
+
+@dataclass(frozen=True)
+class _FixedAndEach(UnitCost):
+    """Passes that take `each` longer for every sequence but one, whatever their width."""
+
+    each: float = 0.0
+
+    def times(self, shape: PassShape, at: ArrayLike = 0) -> Floats:
+        return super().times(shape, at) * (1 + (np.asarray(shape.sequences) - 1) * self.each)
+
+    def forward(self, step: Forward) -> float:
+        return super().forward(step) * (1 + (step.batch_size - 1) * self.each)
+
 
 
 @theorem("32l", "A batch that is kept full is no slower than a static one, whatever a draft costs.",
