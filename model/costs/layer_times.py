@@ -69,7 +69,12 @@ class LayerTimes:
 
     def of(self, layers: int) -> UnitCost:
         """The costs of a model of so many layers."""
-        return UnitCost(layers, **{field.name: getattr(self, field.name) for field in fields(LayerTimes)})
+        return UnitCost(layers, **{name: getattr(self, name) for name in _OPTIONS})
+
+
+_OPTIONS = tuple(field.name for field in fields(LayerTimes))
+TIMES = tuple(field.name for field in fields(LayerTimes) if field.type == "float")
+"""Options that are times: numbers from 0."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,8 @@ class UnitCost(LayerTimes, StepCosts):
 
     def __post_init__(self) -> None:
         checks.whole("layers", self.layers, 1, checks.MAX_LAYERS)
-        for field in fields(self):
-            if field.type == "float":
-                checks.number(field.name, getattr(self, field.name), 0)
+        for name in (*TIMES, "draft_devices"):
+            checks.number(name, getattr(self, name), 0)
         for name in (*RATIOS.values(), *OPERATIONS.values()):
             if getattr(self, name) is not None:
                 checks.number(name, getattr(self, name), 0)
@@ -215,6 +219,8 @@ class UnitCost(LayerTimes, StepCosts):
             run = self.propagation * layers.size if layers.kv_only else self.span(layers.first, layers.last, layers.gaps)
             end = (self.head(layers.last) if np.any(shape.heads) else 0.0) + (self.state_check if shape.compared else 0.0)
             time = np.asarray((run + end) * self.slowdowns(np.asarray(shape.width) * sequences))
+        if isinstance(at, int) and isinstance(shape.width, int):
+            return time
         return np.broadcast_to(time, np.broadcast_shapes(time.shape, np.shape(shape.width), np.shape(at)))
 
     def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:

@@ -17,7 +17,7 @@ from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
 from model.base.table_records import build, renamed
-from model.costs.layer_times import LayerTimes, UnitCost
+from model.costs.layer_times import TIMES, LayerTimes, UnitCost
 from model.costs.step_costs import OPERATIONS, RATIOS, StepCosts
 from model.costs.width_curve import WidthCurve
 from model.methods import method_parameters, registry
@@ -151,7 +151,7 @@ class Cost(LayerTimes):
             )
         if self.seconds_per_layer is not None:
             _check_time("seconds_per_layer", self.seconds_per_layer)
-        for name in (field.name for field in fields(self) if field.type == "float"):
+        for name in TIMES:
             _check_time(name, getattr(self, name))
         if self.layer_times is not None and not isinstance(self.layer_times, tuple):
             raise ParameterError(f"layer_times must be a list with a time for each layer, got {checks.shown(self.layer_times)}")
@@ -210,7 +210,7 @@ class Cost(LayerTimes):
             from model.published import deck_analysis
 
             own["cost_ratio"] = deck_analysis.cost_ratio(self.task)
-        return replace(self.of(layers), **own)
+        return replace(self.of(layers), **own) if own else self.of(layers)
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ FAULTS: dict[str, Fault] = {
     "24b": after(second_twice, formulas, "position_latency"),
     "24c": after(lambda right, law, n: n * law.rate * (1 - law.rate), outcome_laws.Markov, "variance"),
     "24d": after(lambda right, law, n: right(law, n)[::-1], outcome_laws.Chain, "pmf"),
-    "24e": after(second_twice, formulas, "moments"),
+    "24e": after(second_twice, formulas, "moments_of_points"),
     "25a": after(quotient, formulas, "expected_units_ratio"),
     "25b": after(quotient, formulas, "expected_units_ratio"),
     "25c": after(one_more, formulas, "mean_busy_units"),
