@@ -135,8 +135,8 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     The text put out is that of the best hypothesis so far.
     """
     first = len(prompt) - 1
-    depths = ("target", parameters.layers), ("draft", parameters.draft_layers)
-    models = tuple([BeamModel(role, layers, first, parameters.several) for role, layers in depths])
+    target = BeamModel("target", parameters.layers, first, parameters.several)
+    models = target, BeamModel("draft", parameters.draft_layers, first, parameters.several)
     if first:
         for model in models:
             yield Forward(model.role, tuple(prompt[:-1]), 0, LayerSpan(0, model.layers))
