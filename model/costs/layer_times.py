@@ -219,7 +219,7 @@ class UnitCost(LayerTimes, StepCosts):
             run = self.propagation * layers.size if layers.kv_only else self.span(layers.first, layers.last, layers.gaps)
             end = (self.head(layers.last) if np.any(shape.heads) else 0.0) + (self.state_check if shape.compared else 0.0)
             time = np.asarray((run + end) * self.slowdowns(np.asarray(shape.width) * sequences))
-        if isinstance(at, int) and isinstance(shape.width, int):
+        if np.isscalar(at) and np.isscalar(shape.width):
             return time
         return np.broadcast_to(time, np.broadcast_shapes(time.shape, np.shape(shape.width), np.shape(at)))
 
