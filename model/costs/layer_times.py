@@ -147,13 +147,6 @@ class UnitCost(LayerTimes, StepCosts):
         ratio = getattr(self, RATIOS[role]) if role in RATIOS else None
         return None if ratio is None else ratio * self.target_pass
 
-    def required(self, role: str) -> float:
-        """`whole` for a method that cannot do without it; an error names the ratio that is missing."""
-        whole = self.whole(role)
-        if whole is None:
-            raise ParameterError(f"{RATIOS[role]} is required: the time of a pass of the {role} model over one of the target")
-        return whole
-
     def operations(self, role: str) -> float:
         """Arithmetic of a token in a pass of a model, in that of a token in the target's; nan where nothing says it."""
         ratio = 1.0 if role == "target" else getattr(self, OPERATIONS[role])

@@ -292,7 +292,7 @@ def in_turn(steps: Steps) -> Generator[Step, Any, Any]:
 def _hidden(x: Example) -> bool:
     """Whether drafts with their links take no longer than a pass, however wide, and that no longer than a narrow one."""
     prices = cost(x)
-    drafting_time = x["draft_length"] * prices.required("draft") + 2 * prices.link
+    drafting_time = x["draft_length"] * float(prices.draft_times()) + 2 * prices.link
     return "verify_cost" not in x["cost"] and drafting_time <= prices.target_pass
 
 
