@@ -15,8 +15,8 @@ from model.base import checks
 from model.base.table_records import TableRecord
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, plain_work
-from model.methods.demand import Demand
 from model.methods.formula_check import FormulaCheck
+from model.methods.peak_demand import Demand
 
 CONTINUOUS, STATIC, LOCKSTEP = BATCHING = ("continuous", "static", "lockstep")
 SAID = {

@@ -21,8 +21,8 @@ from model.costs.layer_times import TIMES, LayerTimes, UnitCost
 from model.costs.step_costs import OPERATIONS, RATIOS, StepCosts
 from model.costs.width_curve import WidthCurve
 from model.methods import method_parameters, registry
-from model.methods.demand import Demand
 from model.methods.method_parameters import MethodParameters
+from model.methods.peak_demand import Demand
 from model.published import ppd_table_3_fit
 from model.published.paper_notes import NOTES
 from sim.engine.cluster import Cluster

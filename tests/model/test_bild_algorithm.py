@@ -14,7 +14,7 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Totals
 from model.interpret.interpreter import count
-from model.interpret.world import Lossy
+from model.interpret.simulated_answers import Lossy
 from model.methods.bild import paths
 from model.methods.bild import theory as formulas
 from model.methods.bild.algorithm import Parameters, decode

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.hardware.cost_models import UniformLayers
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.hierarchical import theory
 from model.methods.hierarchical.algorithm import READINGS, Parameters, decode
 from model.methods.hierarchical.paths import walk

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.pearl import algorithm
 from model.methods.pearl import paths as sampler
 from model.methods.pearl import theory as pearl

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import Floats, PassShape
 from model.interpret import interpreter
-from model.interpret.world import DraftOutcomes, World, together
+from model.interpret.simulated_answers import DraftOutcomes, World, together
 from model.methods.draft_model import PLACEMENTS
 from model.methods.method_parameters import BATCHING
 from model.methods.rounds import ReplayRounds
