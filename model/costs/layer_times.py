@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerTimes:
+class LayerTimeCosts:
     """What steps take in layer-times: the papers' one unit for each layer, and what the papers leave out.
 
     Parameters
@@ -72,13 +72,13 @@ class LayerTimes:
         return UnitCost(layers, **{name: getattr(self, name) for name in _OPTIONS})
 
 
-_OPTIONS = tuple(field.name for field in fields(LayerTimes))
-TIMES = tuple(field.name for field in fields(LayerTimes) if field.type == "float")
+_OPTIONS = tuple(field.name for field in fields(LayerTimeCosts))
+TIMES = tuple(field.name for field in fields(LayerTimeCosts) if field.type == "float")
 """Options that are times: numbers from 0."""
 
 
 @dataclass(frozen=True)
-class UnitCost(LayerTimes, StepCosts):
+class UnitCost(LayerTimeCosts, StepCosts):
     """Costs of a model of so many `layers`, the same at every position.
 
     `draft_devices` are the devices of a unit on which a smaller model runs by itself, over those of a unit of the target, which may

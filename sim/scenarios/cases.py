@@ -17,7 +17,7 @@ from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
 from model.base.table_records import TableRecord, build, renamed
-from model.costs.layer_times import TIMES, LayerTimes, UnitCost
+from model.costs.layer_times import TIMES, LayerTimeCosts, UnitCost
 from model.costs.step_costs import OPERATIONS, RATIOS, StepCosts
 from model.costs.width_curve import WidthCurve
 from model.methods import method_parameters, registry
@@ -100,7 +100,7 @@ def _check_views(views: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost(LayerTimes, TableRecord):
+class Cost(LayerTimeCosts, TableRecord):
     """[cost]: what steps take in layer-times, and what else there is to say of times and models.
 
     Parameters

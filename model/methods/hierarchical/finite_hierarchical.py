@@ -107,7 +107,7 @@ def longest_inner(parameters: Parameters) -> int:
     return parameters.draft_length if inner is None else min(inner, parameters.draft_length)
 
 
-class RoundPrices(NamedTuple):
+class OuterRounds(NamedTuple):
     """What comes of a round whose draft has 0, 1, ... tokens that the medium model keeps, or of a round of each replication.
 
     Arrays of one length.
@@ -120,13 +120,13 @@ class RoundPrices(NamedTuple):
     read: Counts
     """How many positions from its start on the small model has read of what is offered."""
 
-    def of(self, which: Counts) -> RoundPrices:
+    def of(self, which: Counts) -> OuterRounds:
         """Those of each of these rounds."""
         time, busy, operations, offered, read = self
-        return RoundPrices(time[which], busy[which], operations[which], offered[which], read[which])
+        return OuterRounds(time[which], busy[which], operations[which], offered[which], read[which])
 
 
-def round_prices(parameters: Parameters, price: PassPrices, start: int, room: int) -> RoundPrices:
+def round_prices(parameters: Parameters, price: PassPrices, start: int, room: int) -> OuterRounds:
     """A round from a position on, behind which the large model gives the last of `room` + 1 tokens itself.
 
     The smaller models have but one token to read first; `PassPrices` says what more take.
@@ -147,13 +147,13 @@ def round_prices(parameters: Parameters, price: PassPrices, start: int, room: in
         offered[-1] += 1
     verify = price.verify[row, offered]
     if not count:
-        return RoundPrices(verify, verify, np.ones(1), offered, kept)
+        return OuterRounds(verify, verify, np.ones(1), offered, kept)
     places = 0 * given if price.uniform else start + given
     smaller = price.small[row, count] + price.looks[row, count] + price.medium[places, missing]
     beside = count * price.draft_operations + (count + 1 + missing) * price.medium_operations
     moved = 3 * price.link  # to the small model, on to the medium, and back
     read = np.minimum(kept + 1, count)
-    return RoundPrices(smaller + verify + moved, smaller * price.share + verify, offered + 1 + beside, offered, read)
+    return OuterRounds(smaller + verify + moved, smaller * price.share + verify, offered + 1 + beside, offered, read)
 
 
 def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_accept: Law, cost: StepCosts) -> rounds.Moments:

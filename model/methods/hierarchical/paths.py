@@ -9,7 +9,7 @@ import numpy as np
 
 from model.costs.step_costs import StepCosts
 from model.methods.hierarchical.algorithm import Parameters
-from model.methods.hierarchical.finite_hierarchical import PassPrices, RoundPrices, longest_inner, prices, round_prices
+from model.methods.hierarchical.finite_hierarchical import OuterRounds, PassPrices, longest_inner, prices, round_prices
 from model.methods.rounds import Tally
 from model.outcomes.outcome_laws import Bools, Outcomes
 from model.outcomes.random_streams import BLOCK
@@ -60,14 +60,14 @@ def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Mapping
     return Tally(time, busy, operations, rounds, drafted, reached - np.append(reached[1:], 0))
 
 
-def _at_once(parameters: Parameters, price: PassPrices, start: int, coins: Sequence[Bools], room: int) -> RoundPrices:
+def _at_once(parameters: Parameters, price: PassPrices, start: int, coins: Sequence[Bools], room: int) -> OuterRounds:
     kept = np.zeros(BLOCK, dtype=np.int64)
     for row in reversed(coins):
         kept = (kept + 1) * row
     return round_prices(parameters, price, start, room).of(kept)
 
 
-def _recursively(parameters: Parameters, price: PassPrices, start: int, coins: Sequence[Bools], room: int) -> RoundPrices:
+def _recursively(parameters: Parameters, price: PassPrices, start: int, coins: Sequence[Bools], room: int) -> OuterRounds:
     count, most = len(coins), longest_inner(parameters)
     time, operations, drafted = np.zeros((3, BLOCK))
     phase, limit = np.zeros((2, BLOCK), dtype=np.int64)
@@ -88,6 +88,6 @@ def _recursively(parameters: Parameters, price: PassPrices, start: int, coins: S
     verify = price.verify[price.row(start), count]
     read = np.maximum(count - 1 - (starting & last), 0)
     offered = np.full(BLOCK, count)
-    return RoundPrices(
+    return OuterRounds(
         time + verify + moves * price.link, time * price.share + verify, operations + count + 1, offered, read
     )
