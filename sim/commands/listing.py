@@ -30,7 +30,7 @@ def lines(what: str) -> dict[str, str]:
     checks.one_of("list", what, LISTS)
     if what == "costs":
         # What a key means depends on the kind, for a few of them: first as kind `unit` has it.
-        said = _documented(HardwareCost) | _documented(LayerTimeCosts) | _documented(cases.Cost)
+        said = documented(HardwareCost) | documented(LayerTimeCosts) | documented(cases.Cost)
         return {name: said[name] for name in dict.fromkeys((*_given(cases.Cost), *_given(HardwareCost)))}
     if what == "methods":
         modules = {name: registry.algorithm(name) for name in registry.names()}
@@ -38,7 +38,7 @@ def lines(what: str) -> dict[str, str]:
     if what == "scenarios":
         return {name: scenario_file.load(name)["scenario"].get("description", "") for name in scenario_file.names()}
     if what == "outcomes":
-        return {name: f"{_first(law)} ({', '.join(_given(law))})" for name, law in _laws().items()}
+        return {name: f"{_first(law)} ({', '.join(_given(law))})" for name, law in laws().items()}
     if what == "shapes":
         return {name: _shape(each) for name, each in PRESETS.items()}
     if what == "devices":
@@ -67,9 +67,9 @@ def details(what: str, name: str) -> dict[str, str]:
     """
     checks.one_of("list", what, LISTS)
     if what == "outcomes":
-        found = {key: law for key, law in _laws().items() if name in (key, *key.split(": "))}
+        found = {key: law for key, law in laws().items() if name in (key, *key.split(": "))}
         if not found:
-            raise checks.unknown("outcomes", name, {part for key in _laws() for part in key.split(": ")})
+            raise checks.unknown("outcomes", name, {part for key in laws() for part in key.split(": ")})
         return {key: f"{key}: {inspect.getdoc(law)}\n\n{_fields(law)}" for key, law in found.items()}
     if what == "profiles" and name.endswith(".json"):  # one of the user's own
         return {name: _rows(_of_profile(profile_files.load(name)))}
@@ -92,7 +92,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "costs":
         kinds = {"unit, published": cases.Cost, "profile, roofline": HardwareCost}
         having = {kind: of for kind, of in kinds.items() if name in _given(of)}
-        return {name: _rows({kind: (_documented(LayerTimeCosts) | _documented(of))[name] for kind, of in having.items()})}
+        return {name: _rows({kind: (documented(LayerTimeCosts) | documented(of))[name] for kind, of in having.items()})}
     table = published.table(name)
     return {name: f"{table.title}\n\nasked by {', '.join(table.keys)}; {len(table.rows)} rows"}
 
@@ -167,7 +167,7 @@ def _method(name: str) -> str:
     return "\n\n".join(parts)
 
 
-def _laws() -> dict[str, Any]:
+def laws() -> dict[str, Any]:
     return {f"{name}: {kind}": law for name, kinds in LAWS.items() for kind, law in kinds.items()}
 
 
@@ -185,7 +185,7 @@ def _given(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def _documented(kind: type) -> dict[str, str]:
+def documented(kind: type) -> dict[str, str]:
     """What a docstring says of each parameter."""
     found: dict[str, str] = {}
     names: list[str] = []
