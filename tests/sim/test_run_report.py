@@ -67,7 +67,7 @@ def test_columns_without_a_value_are_not_shown() -> None:
 def test_times_in_seconds_are_not_what_tells_points_apart() -> None:
     cost = {"kind": "roofline", "device": "a100", "shape": "opt-1.3b"}
     frame = sim.run(tables(PPD | {"layers": 24, "exit_layer": 12}, cost=cost, sweep={"method.candidates": [1, 2]}))
-    assert {"latency_s_low", "busy_s_input_high", "reserved_s"} <= {*frame.columns}
+    assert {"latency_s_input_low", "busy_s_input_high", "reserved_s"} <= {*frame.columns}
     assert run_report.describing(frame) == ["candidates", "match_rate"]
 
 
