@@ -42,7 +42,7 @@ TESTS = {
     "model.costs.width_curve": ("model/test_width_curve.py",),
     "model.methods.hierarchical.algorithm": HIERARCHICAL,
     "model.methods.hierarchical.theory": (ARGUMENTS, *HIERARCHICAL, ACCOUNT),
-    "model.methods.hierarchical.finite_hierarchical": HIERARCHICAL,
+    "model.methods.hierarchical.finite_hierarchical": ("model/test_position_costs_hierarchical.py", *HIERARCHICAL),
     "model.methods.adaptive.algorithm": ADAPTIVE,
     "model.methods.adaptive.theory": (ARGUMENTS, *ADAPTIVE, ACCOUNT),
     "model.methods.adaptive.draft_length_policies": ADAPTIVE,
