@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
-from model.methods.demand import Demand
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.method_parameters import MethodParameters
+from model.methods.peak_demand import Demand
 from model.steps import Commit, Continuation, Fork, Forward, Join, LayerSpan, Read, Step, Steps
 
 RULES = ("exact", "per-beam")
