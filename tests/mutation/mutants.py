@@ -28,7 +28,7 @@ PPD = ("model/test_stages.py", "model/test_ppd.py", "model/test_interpreter_coun
 ARGUMENTS = "project/test_arguments.py"
 HIERARCHICAL = ("model/test_hierarchical.py", "sim/test_hierarchical_exact.py")
 ADAPTIVE = ("model/test_adaptive.py", "model/test_draft_length_policies.py")
-BEAM = ("model/test_beam.py",)
+BEAM = ("model/test_beam.py", "model/test_position_costs_beam.py")
 HARDWARE = ("model/test_cost_models.py",)
 TESTS = {
     "model.methods.ppd.theory": PPD,
