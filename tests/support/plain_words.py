@@ -1,6 +1,7 @@
 """Words that the project does not use, and where they still stand: `python -m tests.support.plain_words [PATH ...]`.
 
-Docstrings, comments and strings of modules, names of tests, pages, scenarios and notebooks are read; published tables and data are not.
+Docstrings, comments and strings of modules, names of tests, pages, scenarios and notebooks are read; published tables and data are
+not.
 """
 
 from __future__ import annotations
