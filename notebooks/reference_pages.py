@@ -21,7 +21,9 @@ from sim.views import metrics
 
 PYTHON = {
     "Run scenarios": ["sim.run"],
-    "Scenarios and grids": ["sim.scenarios.grid.Grid", "sim.scenarios.json_schema.of_scenarios", "sim.scenarios.scenario_file.names"],
+    "Scenarios and grids": [
+        "sim.scenarios.grid.Grid", "sim.scenarios.json_schema.of_scenarios", "sim.scenarios.scenario_file.names"
+    ],
     "Traces and theorems": ["sim.runs.trace.record", "sim.runs.trace.write", "sim.theorems.check"],
     "Measured runs": ["sim.comparison.run_comparison.of_file", "sim.comparison.run_comparison.compare", "model.logs.replay.Replayed"],
     "Figures": ["figures.of_run"],
@@ -100,8 +102,8 @@ def scenarios() -> str:
     """Every section of a scenario file and its keys."""
     parts = [
         "# Scenario keys",
-        "A scenario is a TOML file with the sections below; `sim ls scenarios NAME` prints a bundled one to start from, `sim lint FILE` checks one, and"
-        " `sim schema` prints the JSON schema for editors.",
+        "A scenario is a TOML file with the sections below; `sim ls scenarios NAME` prints a bundled one to start from,"
+        " `sim lint FILE` checks one, and `sim schema` prints the JSON schema for editors.",
         "## [scenario]", _keys(cases.Settings), "## [[method]]",
     ]  # fmt: skip
     for name in registry.names():
