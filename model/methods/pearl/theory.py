@@ -21,7 +21,7 @@ from model.costs.layer_times import UnitCost
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Totals, Work
 from model.methods.pearl.algorithm import Parameters
-from model.methods.pearl.finite_pearl import FiniteChoice, moments_of_many, round_starts, round_tables
+from model.methods.pearl.finite_pearl import FiniteChoice, RoundTables, moments_of_many, round_starts, round_tables
 from model.methods.prediction import MethodChoice, Prediction, PredictionPoints
 from model.methods.rounds import Moments
 from model.methods.speculative.theory import sum_of_powers
@@ -58,11 +58,11 @@ def predict_points(points: PredictionPoints) -> Prediction:
     asked = []
     for choice, law in zip(chosen.tolist(), laws.tolist(), strict=True):
         parameters, tokens, cost = points.choices[choice]
-        asked.append(FiniteChoice(parameters.draft_length, tokens, points.laws[law], cost))
+        asked.append(FiniteChoice(parameters.draft_length, tokens, points.laws[law], cost, parameters.lockstep))
     found = Moments(*(np.array(column)[index] for column in zip(*moments_of_many(asked), strict=True)))
 
     def ratio(choice: MethodChoice) -> float:
-        tables = round_tables(choice.parameters.draft_length, choice.tokens, choice.cost)
+        tables = _tables(choice.parameters, choice.tokens, choice.cost)
         return 1.0 if np.array_equal(tables.time, tables.busy) else np.nan
 
     units = points.of_choices(lambda each: each.parameters.units)
@@ -73,8 +73,12 @@ def predict_points(points: PredictionPoints) -> Prediction:
 
 def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds: a round puts out one token."""
-    tables = round_tables(parameters.draft_length, tokens, cost)
+    tables = _tables(parameters, tokens, cost)
     return tokens * float(tables.time.max()), tokens * float(tables.busy.max())
+
+
+def _tables(parameters: Parameters, tokens: int, cost: StepCosts) -> RoundTables:
+    return round_tables(parameters.draft_length, tokens, cost, lockstep=parameters.lockstep)
 
 
 def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
@@ -84,7 +88,8 @@ def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[in
 
 
 def work(parameters: Parameters, tokens: int, law: Any) -> Work | None:
-    """What the passes of both models come to, in the mean; None under laws of records.
+    """What the passes of both models come to, in the mean; None under laws of records, and where rejections stop drafts: how many
+    passes these make then depends on what they take.
 
     The target reads the text's last token and what waits behind it, the draft model one token in each of its passes.
 
@@ -93,7 +98,7 @@ def work(parameters: Parameters, tokens: int, law: Any) -> Work | None:
     >>> round(found["target"].passes, 3), round(found["draft"].passes, 3)
     (95.061, 372.284)
     """
-    if not isinstance(law, Chain):
+    if not isinstance(law, Chain) or not parameters.lockstep:
         return None
     tables = round_tables(parameters.draft_length, tokens, UnitCost(1, cost_ratio=0.0))
     mass, place = round_starts(tables, law), np.arange(tokens)
