@@ -203,23 +203,22 @@ def never_slower_than_plain(x: Example) -> None:
 # --- 21: drafts that a rejection stops ---
 
 
-@theorem("21a", "On two units with a link from each to the other, stopping drafts at rejections takes no longer than lock-step and no"
-         " more unit-time, on any path.", source="by induction over rounds: each ends no later, and its orders arrive no later",
+@theorem("21a", "On two units with a link from each to the other, stopping drafts at rejections takes no longer than lock-step, and"
+         " no more unit-time.", source="by induction over rounds: each ends no later, and its orders arrive no later",
          given=lambda: _stopped_on("point-to-point"))
-@theorem("21b", "Where both ways share one link too, stopping drafts at rejections takes no longer than lock-step.",
-         source="false: the first token, sent ahead, holds up the others", given=lambda: _stopped_on("shared"),
-         expect="fails")
+@theorem("21b", "Where both ways share one link, too, stopping drafts at rejections takes no longer than lock-step.",
+         source="false: the first token, sent ahead, holds up the others", given=lambda: _stopped_on("shared"), expect="fails")
 def stopping_takes_no_longer(x: Example) -> None:
     stopped, lockstep = play(x), play(x, draft_stop=algorithm.ROUND)
     at_most("latency", stopped.latency, lockstep.latency, rounding(x))
     at_most("unit-time", stopped.busy, lockstep.busy, rounding(x))
 
 
-@theorem("21c", "Where drafts with their links take no longer than a pass, stopping them changes nothing: each token is there at the"
-         " same time, and unit-time and passes are the same.", source="nothing is left to be stopped",
+@theorem("21c", "Where drafts with their links take no longer than a pass, stopping them at rejections changes nothing: tokens come"
+         " at the same times, and unit-time and passes are the same.", source="nothing is left to be stopped",
          given=lambda: _stopped().filter(_hidden))
-@theorem("21d", "It never changes anything.", source="false: where drafts take longer, a round that rejects does not wait for its own",
-         given=_stopped, expect="fails")
+@theorem("21d", "Stopping drafts at rejections changes nothing, however long they take.",
+         source="false: a round that rejects does not wait for its draft", given=_stopped, expect="fails")
 def nothing_to_stop(x: Example) -> None:
     stopped, lockstep = play(x), play(x, draft_stop=algorithm.ROUND)
     equal("times of commits", stopped.commits, lockstep.commits)
@@ -237,8 +236,8 @@ def stopping_changes_no_round(x: Example) -> None:
     equal("tokens of each round", [count for *_, count in stopped.commits], [count for *_, count in lockstep.commits])
 
 
-@theorem("21f", "Where nothing is accepted a round of stopped drafts takes one draft pass with its links, or the target's pass where"
-         " that takes longer, whatever the draft length.", source="the first token that is drafted is rejected", given=_stopped)
+@theorem("21f", "Where nothing is accepted a round whose draft is stopped takes one draft pass with its links, or the target's pass"
+         " if that takes longer, whatever the draft length.", source="the first token that is drafted is rejected", given=_stopped)
 def nothing_accepted(x: Example) -> None:
     prices, n = cost(x), size(x)
     each = max(prices.target_pass, prices.required("draft") + 2 * prices.link)
