@@ -134,14 +134,13 @@ def test_a_decoding_by_hand() -> None:
 def test_stopped_drafts_by_hand() -> None:
     """The same decoding, three drafted at a time: 4 for a pass, 3 for one of the draft model, 1 for the link each way.
 
-    Round 1 verifies x1 as it comes, and waits for x3: 11. Round 2 waits for x6, as x1 to x3 and then x4 were kept, if they are; here
-    the fourth, of those that wait none, is the first that is drafted: it comes 5 behind the begin and is rejected then. The next
-    round drafts x5 alone, which is kept: 5; the last is a pass.
+    Round 1 verifies x1 and waits for x3, which comes after 11. Round 2 keeps x2 and x3; x4, the first of the two drafted meanwhile,
+    comes after 5 and is rejected: x5 is not waited for. Round 3 keeps x5, which comes after 5; the last round is a pass.
     """
     cost = UnitCost(4, cost_ratio=0.75, link=1.0, draft_devices=0.5, operations_ratio=0.5)
     law = ByPosition([1, 1, 1, 0, 1, 0])
     found, waited = (pearl.predict(Parameters(4, 3, draft_stop=stop), 6, law, cost) for stop in (REJECTION, "round"))
-    # Drafted: 3, 2 (two are left behind those that wait and the last is the target's own), 1, none.
+    # Drafted: 3; 2, as the last token is the target's own; 1; none.
     assert float(waited.latency) == (3 * 3 + 2) + (2 * 3 + 2) + (3 + 2) + 4
     assert float(found.latency) == (3 * 3 + 2) + (3 + 2) + (3 + 2) + 4
     # Of the second draft's 6 the draft model works 5: it begins a link behind its round, and is stopped a link behind the end.
@@ -155,8 +154,10 @@ def test_stopped_drafts_by_hand() -> None:
     assert float(rejected.busy) == 4 * 4 + 0.5 * (9 + 4 + 9)
 
 
-@given(st.integers(1, 4), st.sampled_from((0.0, 0.125, 0.25, 0.3, 0.5, 0.75, 1.0, 1.5)), st.sampled_from((0.0, 0.25, 0.5, 1.0, 5.0)),
-       st.sampled_from(LINKS), st.sampled_from(STOPS), st.sampled_from(DRAFT_STOPS))  # fmt: skip
+@given(
+    st.integers(1, 4), st.sampled_from((0.0, 0.125, 0.25, 0.3, 0.5, 0.75, 1.0, 1.5)), st.sampled_from((0.0, 0.25, 0.5, 1.0, 5.0)),
+    st.sampled_from(LINKS), st.sampled_from(STOPS), st.sampled_from(DRAFT_STOPS),
+)  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_where_something_waits_on_a_cluster_formulas_say_nothing(
     gamma: int, ratio: float, link: float, links: str, end: str, stop: str

@@ -14,11 +14,11 @@ decoding. Where all is kept, the target gives no token beyond the draft: it has 
 `draft_stop` says when the draft model stops that goes on behind a rejected token.
 
 * `round`, as in the paper's engine: rounds go in lock-step. Its draft is made as a whole and dropped then.
-* `rejection`: as soon as the target's pass has rejected a token that waits, the round is over, whatever the draft model does. The
-  first drafted token is sent as soon as it is there, ahead of the others, and the round is over where that is rejected; else it
-  waits for the rest, as in lock-step. What was kept goes to the draft model's unit with the order to draft on, and that is the
-  order to stop: for the link that it takes the draft model still works on what is rejected, then it begins anew at once. It goes on
-  from its rows of what stays; those of rejected tokens are overwritten. Rounds and tokens are those of lock-step.
+* `rejection`: a round is over with the rejection. That of a token that waited is known with the target's pass. That of the first
+  drafted one needs that token, too: it is sent as soon as it is there, ahead of the others. Where that is kept the round waits for
+  the rest, as in lock-step. The order to stop is the order to draft behind what was kept, with which the next round begins: so the
+  draft model works on what was rejected for the link that this takes, then begins anew at once, from its rows of what was kept.
+  Tokens and rounds are those of lock-step.
 
 Drafts are cut to what remains to be decoded, and the last token is the target's own: nothing is drafted beside the pass that gives
 it. What was kept goes to the draft model's unit, what was drafted comes back: a round that drafts takes the link there, the drafts

@@ -38,10 +38,10 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
     """Exactly `tokens` tokens, the cut drafts at their end and the law's memory included; times in the unit of the costs.
 
     A round takes the longer of the target's pass and the drafts with the link there and back; unit-time is of both. Where rejections
-    stop drafts, a round that rejects takes the longer of the target's pass and the first draft pass with its links, or if that comes
-    to a token that waited, the target's pass alone; the draft model works for as long, or until it has drafted all. `drafted` are
-    the tokens on offer: those that the target's passes read and verified, not those that were dropped unread. Rounds of many tokens
-    are `expected_tokens` long.
+    stop drafts, a round takes the target's pass alone if it rejects a token that waited, and the longer of that and the first draft
+    pass with its links if it rejects the first drafted one; the draft model works for as long, or until it has drafted all.
+    `drafted` are the tokens on offer: those that the target's passes read and verified, not those that were dropped unread. Rounds
+    of many tokens are `expected_tokens` long.
 
     >>> from model.outcomes.outcome_laws import Iid
     >>> found = [predict(Parameters(40, 4), 200, Iid(rate), UnitCost(40, cost_ratio=0.2)) for rate in (0.5, 0.8, 1.0)]
