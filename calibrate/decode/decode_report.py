@@ -11,7 +11,7 @@ from typing import Any
 
 from model.interpret.account import Account
 from model.logs import read_log
-from model.logs.decoding import Decoding, drafting, plain_layer_passes, together
+from model.logs.recorded_decoding import Decoding, drafting, plain_layer_passes, together
 
 PRODUCERS: Mapping[str, tuple[str, str]] = {
     "draft": ("draft, accepted", "green"), "target": ("target", "bold cyan"), "token": ("target", "bold cyan"),

@@ -28,8 +28,8 @@ from model.architectures import transformer
 from model.base import bounded_files, strict_json, typed_values, whole_files
 from model.base.checks import ParameterError
 from model.interpret.account import Account
-from model.logs.decoding import Decoding, together
 from model.logs.read_log import plain
+from model.logs.recorded_decoding import Decoding, together
 from model.methods import registry
 from model.methods.speculative import rates_from_logs
 from model.steps import LayerSpan
@@ -184,7 +184,7 @@ class Plain:
     def of(cls, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: Sequence[int], seconds: float) -> Plain:
         """Of a text that plain decoding wrote."""
         from model.interpret.interpreter import count
-        from model.interpret.world import World
+        from model.interpret.simulated_answers import World
         from model.methods.autoregressive import algorithm as autoregressive
 
         layers = models["target"].layers

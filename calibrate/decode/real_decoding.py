@@ -18,8 +18,8 @@ from calibrate.interpreters.in_one_process import Luck, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu import cuda_graphs
 from model.base import checks, table_records
 from model.base.checks import ParameterError
-from model.interpret.world import Answers
-from model.logs.decoding import Answered, Decoding
+from model.interpret.simulated_answers import Answers
+from model.logs.recorded_decoding import Answered, Decoding
 from model.logs.spans import plain
 from model.methods import registry
 from model.methods.method_parameters import MethodParameters

@@ -20,8 +20,8 @@ from calibrate.decoders.transformers_adapter import Decoder
 from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Interpreter, Task
-from model.interpret.world import Answers
-from model.logs.decoding import Answered, question
+from model.interpret.simulated_answers import Answers
+from model.logs.recorded_decoding import Answered, question
 from model.steps import Batch, CacheError, Commit, Continuation, Forward, Read, Steps
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from model.architectures import transformer
 from model.base import bounded_files, checks, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.logs import forced_outcomes, measured_runs
-from model.logs.decoding import Decoding
 from model.logs.measured_runs import MeasuredRuns
 from model.logs.read_log import DecisionLog, plain
+from model.logs.recorded_decoding import Decoding
 from model.logs.spans import KEPT
 from model.methods import registry
 from model.methods.method_parameters import MethodParameters

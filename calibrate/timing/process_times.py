@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.timing.single_pass import means, table_times
 from model.hardware.profile import PROCESS_TEXT
-from model.interpret.world import Answers
+from model.interpret.simulated_answers import Answers
 from model.logs.spans import beside, of_main
 
 if TYPE_CHECKING:

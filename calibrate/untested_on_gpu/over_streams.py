@@ -30,8 +30,8 @@ from calibrate.untested_on_gpu.cuda_graphs import mode_of
 from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.interpreter import CountedWork, Task
-from model.interpret.world import Answers
-from model.logs.decoding import Answered
+from model.interpret.simulated_answers import Answers
+from model.logs.recorded_decoding import Answered
 from model.logs.spans import Span
 from model.steps import CacheError, Commit, Fork, Forward, Join, Read, Steps
 

@@ -34,8 +34,8 @@ from calibrate.workers.worker_pool import PATIENCE, STARTING, ProcessError, cont
 from model.base import checks
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Task
-from model.interpret.world import Answers
-from model.logs.decoding import Answered
+from model.interpret.simulated_answers import Answers
+from model.logs.recorded_decoding import Answered
 from model.logs.spans import Span
 from model.steps import CacheError, Forward, LayerSpan, Steps
 

@@ -33,8 +33,8 @@ from calibrate.workers.worker_loop import DONE, MADE, STATUS, STOPPED, Command, 
 from calibrate.workers.worker_pool import Flight, Pool, ProcessError, started
 from model.base.checks import ParameterError
 from model.interpret.interpreter import Cache, CountedWork, Task
-from model.interpret.world import Answers
-from model.logs.decoding import Answered
+from model.interpret.simulated_answers import Answers
+from model.logs.recorded_decoding import Answered
 from model.logs.spans import Span
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop, require_ended
 

@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 
 from figures.common.style import GREY, INK, Look, canvas, house, looks
 from model.base import checks
-from model.logs.decoding import Decoding
+from model.logs.recorded_decoding import Decoding
 
 MOST_LINES, TAB = 60, 4
 WORDS = {
@@ -27,7 +27,7 @@ WORDS = {
     "rollback": "the target, in place of what it took back", "cap": "the target, behind a full draft", "token": "the target",
     "column": "the target",
 }  # fmt: skip
-"""What producers of tokens (`model.logs.decoding.Decoding.producers`) are called."""
+"""What producers of tokens (`model.logs.recorded_decoding.Decoding.producers`) are called."""
 _SIZE = 9.5  # points
 _WIDE, _HIGH = 0.602 * _SIZE / 72, 1.75 * _SIZE / 72  # of a character of DejaVu Sans Mono, and of a line [inches]
 _SIDE, _HEAD, _TOLD, _ROW, _FOOT = 0.3, 0.47, 0.17, 0.215, 0.2  # inches

@@ -6,13 +6,25 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
 
 from model.base import checks
 from model.base.checks import ParameterError
 
+Built = TypeVar("Built")
 
-def build(kind: type, table: Any, where: str, remedy: str = "") -> Any:
+
+class TableRecord:
+    """The base of records whose keys had other names, or have several."""
+
+    GONE: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Keys of earlier versions, and what to say instead."""
+    ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Other names of keys, as other programs have them."""
+
+
+def build(kind: type[Built], table: Any, where: str, remedy: str = "") -> Built:
     """A checked object from a table: no unknown key, none missing, and whatever the object checks itself.
 
     `where` is what messages call the table, `remedy` how a missing key is given, with KEY for its name.
@@ -26,7 +38,8 @@ def build(kind: type, table: Any, where: str, remedy: str = "") -> Any:
     if not isinstance(table, Mapping):
         raise ParameterError(f"[{where}] must be a table, got {checks.shown(table)}")
     refuse_unknown(kind, table, where)
-    missing = [name for name in _required(kind) if name not in table]
+    any_kind: type = kind
+    missing = [name for name in _required(any_kind) if name not in table]
     if missing:
         how = remedy.replace("KEY", missing[0]) if remedy else f"add it under [{where}]"
         raise ParameterError(f"{where}.{missing[0]} is required and has no default; {how}")
@@ -58,7 +71,7 @@ def _required(kind: type) -> tuple[str, ...]:
 
 def instead(kind: type, key: str) -> str:
     """What to say of a key that an object of this kind does not have: what it is called now (its GONE), or the nearest known."""
-    gone: Mapping[str, str] = getattr(kind, "GONE", {})
+    gone = kind.GONE if issubclass(kind, TableRecord) else {}
     return gone[key] if key in gone else checks.nearest(key, [field.name for field in fields(kind)])
 
 
@@ -72,9 +85,9 @@ def frozen_values(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: frozen(value) for key, value in table.items()}
 
 
-def renamed(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:
+def renamed(kind: type[TableRecord], table: Mapping[str, Any]) -> dict[str, Any]:
     """A method's table with what other programs call its parameters under their names here."""
-    aliases = getattr(kind, "ALIASES", {})
+    aliases = kind.ALIASES
     twice = [alias for alias, key in aliases.items() if {alias, key} <= table.keys()]
     if twice:
         raise ParameterError(f"method.{twice[0]} is another name of {aliases[twice[0]]}; give one of the two")

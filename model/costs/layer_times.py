@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerTimes:
+class LayerTimeCosts:
     """What steps take in layer-times: the papers' one unit for each layer, and what the papers leave out.
 
     Parameters
@@ -72,13 +72,13 @@ class LayerTimes:
         return UnitCost(layers, **{name: getattr(self, name) for name in _OPTIONS})
 
 
-_OPTIONS = tuple(field.name for field in fields(LayerTimes))
-TIMES = tuple(field.name for field in fields(LayerTimes) if field.type == "float")
+_OPTIONS = tuple(field.name for field in fields(LayerTimeCosts))
+TIMES = tuple(field.name for field in fields(LayerTimeCosts) if field.type == "float")
 """Options that are times: numbers from 0."""
 
 
 @dataclass(frozen=True)
-class UnitCost(LayerTimes, StepCosts):
+class UnitCost(LayerTimeCosts, StepCosts):
     """Costs of a model of so many `layers`, the same at every position.
 
     `draft_devices` are the devices of a unit on which a smaller model runs by itself, over those of a unit of the target, which may
@@ -147,13 +147,6 @@ class UnitCost(LayerTimes, StepCosts):
         ratio = getattr(self, RATIOS[role]) if role in RATIOS else None
         return None if ratio is None else ratio * self.target_pass
 
-    def required(self, role: str) -> float:
-        """`whole` for a method that cannot do without it; an error names the ratio that is missing."""
-        whole = self.whole(role)
-        if whole is None:
-            raise ParameterError(f"{RATIOS[role]} is required: the time of a pass of the {role} model over one of the target")
-        return whole
-
     def operations(self, role: str) -> float:
         """Arithmetic of a token in a pass of a model, in that of a token in the target's; nan where nothing says it."""
         ratio = 1.0 if role == "target" else getattr(self, OPERATIONS[role])
@@ -219,7 +212,7 @@ class UnitCost(LayerTimes, StepCosts):
             run = self.propagation * layers.size if layers.kv_only else self.span(layers.first, layers.last, layers.gaps)
             end = (self.head(layers.last) if np.any(shape.heads) else 0.0) + (self.state_check if shape.compared else 0.0)
             time = np.asarray((run + end) * self.slowdowns(np.asarray(shape.width) * sequences))
-        if isinstance(at, int) and isinstance(shape.width, int):
+        if np.isscalar(at) and np.isscalar(shape.width):
             return time
         return np.broadcast_to(time, np.broadcast_shapes(time.shape, np.shape(shape.width), np.shape(at)))
 

@@ -20,7 +20,7 @@ from model.base.checks import ParameterError
 from model.hardware.profile import AXES, Profile
 
 if TYPE_CHECKING:
-    from model.logs.decoding import Decoding
+    from model.logs.recorded_decoding import Decoding
 
 Floats = NDArray[np.float64]
 PARTS = ("layer", "dense", "head")

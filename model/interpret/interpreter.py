@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from model.interpret.account import Account
-from model.interpret.world import World
+from model.interpret.simulated_answers import World
 from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, Read, Steps, Stop, require_ended
 
 

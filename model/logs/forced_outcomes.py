@@ -1,8 +1,8 @@
 """Outcomes that are forced on a decoding: a world by rates, for real passes whose weights say nothing.
 
-A model of random weights takes as long as a trained one. What it says is answered by a `model.interpret.world.World` in its place,
-whose luck comes of the seed and the replication, by position and purpose (`model.outcomes.random_streams`): the simulator meets the
-same.
+A model of random weights takes as long as a trained one. What it says is answered by a `model.interpret.simulated_answers.World` in
+its place, whose luck comes of the seed and the replication, by position and purpose (`model.outcomes.random_streams`): the
+simulator meets the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from model.base import checks
 from model.base.checks import ParameterError
-from model.interpret.world import World
+from model.interpret.simulated_answers import World
 from model.methods.bild.threshold_decisions import Independent
 from model.methods.early_exit.finite_early_exit import Depths
 from model.methods.early_exit.theory import exit_pmf

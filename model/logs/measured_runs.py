@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 from model.base import bounded_files, checks, json_and_parquet, typed_values
 from model.base.checks import ParameterError
 from model.logs import read_log, replay, spans
-from model.logs.decoding import Decoding
 from model.logs.read_log import DecisionLog
+from model.logs.recorded_decoding import Decoding
 from model.logs.spans import KEPT, Span
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from model.base import checks, json_and_parquet, typed_values
 from model.base.checks import ParameterError
-from model.logs.decoding import ModelIdentity
+from model.logs.recorded_decoding import ModelIdentity
 from model.methods.bild.threshold_decisions import Decisions
 from model.methods.early_exit.theory import MEASURES
 

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, get_args, get_typ
 from model.base import checks, json_and_parquet, strict_json, typed_values
 from model.base.checks import ParameterError
 from model.interpret.account import Account, Kind
-from model.logs.decoding import Answered, Decoding, ModelIdentity, Question
+from model.logs.recorded_decoding import Answered, Decoding, ModelIdentity, Question
 from model.steps import Commit, Continuation, Read
 
 if TYPE_CHECKING:

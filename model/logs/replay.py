@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from model.base import table_records
-from model.logs.decoding import Answered, Decoding, Question, question
+from model.logs.recorded_decoding import Answered, Decoding, Question, question
 from model.methods import registry
 from model.steps import Read, Steps
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
-from model.methods.demand import Demand, of_one_process
 from model.methods.method_parameters import MethodParameters
+from model.methods.peak_demand import Demand, of_one_process
 
 COLOCATED, SEPARATE = PLACEMENTS = ("colocated", "separate")
 MAX_DRAFT = 250

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from model.logs.decoding import Decoding, Drafting
+    from model.logs.recorded_decoding import Decoding, Drafting
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from model.base import checks
+from model.base.table_records import TableRecord
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Work, plain_work
-from model.methods.demand import Demand
 from model.methods.formula_check import FormulaCheck
+from model.methods.peak_demand import Demand
 
 CONTINUOUS, STATIC, LOCKSTEP = BATCHING = ("continuous", "static", "lockstep")
 SAID = {
@@ -38,7 +39,7 @@ COSTS_OF = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodParameters:
+class MethodParameters(TableRecord):
     """A choice of a method's parameters.
 
     Parameters
@@ -82,8 +83,6 @@ class MethodParameters:
     """Which model each of them imitates, and by which outcome."""
     COSTS: ClassVar[tuple[str, ...]] = COSTS
     """Costs, of those that only some methods have, that the method may have."""
-    ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Other names of parameters."""
     BATCHINGS: ClassVar[tuple[str, ...]] = (LOCKSTEP,)
     """Values of `batching` with which several sequences can be decoded."""
     WHY_NOT: ClassVar[str] = (
@@ -93,11 +92,10 @@ class MethodParameters:
     """Why the others are refused."""
     FORMULA_CHECK: ClassVar[FormulaCheck | None] = None
     """How real runs are compared with the formula of the method's paper, `paper_formula` of its theory; None: they are not."""
-    GONE: ClassVar[Mapping[str, str]] = MappingProxyType({
+    GONE = MappingProxyType({
         "batch": "it is now sequences, with batching = 'continuous' (a batch that is kept full), 'static' (one that waits for its"
         " slowest sequence) or 'lockstep'"
     })
-    """Keys of earlier versions, and what to say instead."""
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -187,7 +185,7 @@ class MethodParameters:
 
     @property
     def longest_draft(self) -> int:
-        """Most tokens of a draft."""
+        """Most drafted tokens that wait at once for a pass of the target to verify them."""
         return 0
 
     @property

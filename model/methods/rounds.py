@@ -431,8 +431,11 @@ def sums_from(times: Floats, longest: int, tokens: int) -> Floats:
     return np.asarray(until[start[:, None] + count] - until[start][:, None])
 
 
-def times_by_width(cost: StepCosts, shape_of: Callable[[Any], PassShape], widths: NDArray[np.int64], tokens: int) -> Floats:
-    """Times of passes by their width; shape (widths,), or (tokens, widths) where passes take other times elsewhere.
+def times_by_width(
+    cost: StepCosts, shape_of: Callable[[Any], PassShape], widths: NDArray[np.int64], tokens: int, *, before: int = 0
+) -> Floats:
+    """Times of passes by their width, from each position, or so many `before` it, on; shape (widths,), or (tokens, widths) where
+    passes take other times elsewhere.
 
     >>> from model.costs.layer_times import UnitCost
     >>> from model.steps import LayerSpan
@@ -442,7 +445,7 @@ def times_by_width(cost: StepCosts, shape_of: Callable[[Any], PassShape], widths
     """
     if cost.uniform:
         return cost.times(shape_of(widths))
-    start = np.arange(tokens)
+    start = np.maximum(np.arange(tokens) - before, 0)
     return np.stack([cost.times(shape_of(int(width)), start) for width in widths], axis=1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from model.interpret.world import DraftOutcomes, Lossy, World, together
+from model.interpret.simulated_answers import DraftOutcomes, Lossy, World, together
 from model.methods.method_parameters import MethodParameters
 from model.outcomes import random_streams
 from model.outcomes.outcome_kinds import KINDS, any_lossy

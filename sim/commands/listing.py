@@ -11,7 +11,7 @@ from model import published
 from model.architectures import transformer
 from model.architectures.transformer import PRESETS, Shape
 from model.base import checks
-from model.costs.layer_times import LayerTimes
+from model.costs.layer_times import LayerTimeCosts
 from model.costs.step_costs import RATIOS
 from model.hardware import devices, profile_files
 from model.hardware.devices import DEVICES, Device
@@ -30,7 +30,7 @@ def lines(what: str) -> dict[str, str]:
     checks.one_of("list", what, LISTS)
     if what == "costs":
         # What a key means depends on the kind, for a few of them: first as kind `unit` has it.
-        said = _documented(HardwareCost) | _documented(LayerTimes) | _documented(cases.Cost)
+        said = _documented(HardwareCost) | _documented(LayerTimeCosts) | _documented(cases.Cost)
         return {name: said[name] for name in dict.fromkeys((*_given(cases.Cost), *_given(HardwareCost)))}
     if what == "methods":
         modules = {name: registry.algorithm(name) for name in registry.names()}
@@ -92,7 +92,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "costs":
         kinds = {"unit, published": cases.Cost, "profile, roofline": HardwareCost}
         having = {kind: of for kind, of in kinds.items() if name in _given(of)}
-        return {name: _rows({kind: (_documented(LayerTimes) | _documented(of))[name] for kind, of in having.items()})}
+        return {name: _rows({kind: (_documented(LayerTimeCosts) | _documented(of))[name] for kind, of in having.items()})}
     table = published.table(name)
     return {name: f"{table.title}\n\nasked by {', '.join(table.keys)}; {len(table.rows)} rows"}
 

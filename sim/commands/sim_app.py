@@ -281,7 +281,7 @@ def compare(
 
     from model.base import bounded_files
     from sim.comparison import comparison_report
-    from sim.comparison import predict as comparing
+    from sim.comparison import run_comparison as comparing
 
     if check and page is None:
         raise _mistake("--check is used with --page alone; add that, or leave it out")

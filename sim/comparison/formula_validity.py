@@ -18,16 +18,16 @@ import numpy as np
 from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware.profile import Profile
 from model.hardware.profile_costs import ProfileCosts
-from model.logs.decoding import Decoding, drafting
-from model.logs.decoding import together as pooled
 from model.logs.measured_runs import MeasuredRuns
+from model.logs.recorded_decoding import Decoding, drafting
+from model.logs.recorded_decoding import together as pooled
 from model.logs.replay import told
 from model.logs.spans import Span, of_main
 from model.logs.spans import beside as at_once
 from model.methods import registry
 from model.methods.formula_check import ComparedRuns
 from model.steps import Forward, LayerSpan
-from sim.comparison.predict import over_processes, predict, profiles_of, spent_by_main
+from sim.comparison.run_comparison import over_processes, predict, profiles_of, spent_by_main
 
 if TYPE_CHECKING:
     import polars as pl
@@ -56,7 +56,7 @@ def limits(runs: MeasuredRuns, table: pl.DataFrame, profiles: Mapping[str, Profi
     Parameters
     ----------
     table
-        What `sim.comparison.predict.compare` made of the runs with the same profiles.
+        What `sim.comparison.run_comparison.compare` made of the runs with the same profiles.
     profiles
         Of each model by its role.
     """
@@ -76,7 +76,7 @@ def limits(runs: MeasuredRuns, table: pl.DataFrame, profiles: Mapping[str, Profi
 
 
 def of_file(path: Path, table: pl.DataFrame, profiles: Sequence[str] = ()) -> pl.DataFrame:
-    """The same of a file of runs, by what `sim.comparison.predict.of_file` made of it."""
+    """The same of a file of runs, by what `sim.comparison.run_comparison.of_file` made of it."""
     from model.logs import measured_runs as files
 
     found = files.load(path)

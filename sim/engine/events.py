@@ -21,7 +21,7 @@ from simpy.events import Event, Timeout
 from model.costs.step_costs import StepCosts
 from model.interpret.account import Account, Kind, context_of
 from model.interpret.interpreter import Cache
-from model.interpret.world import Answers
+from model.interpret.simulated_answers import Answers
 from model.logs.spans import Span
 from model.steps import Adopt, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, require_ended
 from sim.engine.cluster import Cluster
@@ -75,7 +75,7 @@ def simulate(
 
     >>> from model.methods.ppd import algorithm as ppd
     >>> from model.costs.layer_times import UnitCost
-    >>> from model.interpret.world import World
+    >>> from model.interpret.simulated_answers import World
     >>> choice = ppd.Parameters(layers=40, exit_layer=20, candidates=3)
     >>> run = simulate(ppd.decode(choice, [0], 3), 3, Cluster(4), UnitCost(40), World(1, 40, [True, False, True]))
     >>> run.latency, run.busy, run.peak_units  # d l - (d - d') matches = 100; k (d - d') l = 180 more

@@ -9,20 +9,20 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from model import published
 from model.architectures import transformer
 from model.architectures.transformer import Shape
 from model.base import checks
 from model.base.checks import ParameterError
-from model.base.table_records import build, renamed
-from model.costs.layer_times import TIMES, LayerTimes, UnitCost
+from model.base.table_records import TableRecord, build, renamed
+from model.costs.layer_times import TIMES, LayerTimeCosts, UnitCost
 from model.costs.step_costs import OPERATIONS, RATIOS, StepCosts
 from model.costs.width_curve import WidthCurve
 from model.methods import method_parameters, registry
-from model.methods.demand import Demand
 from model.methods.method_parameters import MethodParameters
+from model.methods.peak_demand import Demand
 from model.published import ppd_table_3_fit
 from model.published.paper_notes import NOTES
 from sim.engine.cluster import Cluster
@@ -100,7 +100,7 @@ def _check_views(views: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost(LayerTimes):
+class Cost(LayerTimeCosts, TableRecord):
     """[cost]: what steps take in layer-times, and what else there is to say of times and models.
 
     Parameters
@@ -132,7 +132,7 @@ class Cost(LayerTimes):
     medium_shape: str | None = None
     seconds_per_layer: float | None = None
 
-    GONE: ClassVar[Mapping[str, str]] = hardware_cost.GONE
+    GONE = hardware_cost.GONE
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, ("unit", "published", *hardware_cost.KINDS))
@@ -380,7 +380,8 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     _refuse_unused(tables, chosen, used or used_costs(chosen))
     parameters = build(kind, renamed(kind, table), "method")
     parameters.check_tokens(settings.tokens)
-    cost = build(HardwareCost if real else Cost, cost_table, where["cost"])
+    cost_record: type[HardwareCost] | type[Cost] = HardwareCost if real else Cost
+    cost = build(cost_record, cost_table, where["cost"])
     parameters = replace(parameters, **_depths(cost, parameters, table))
     cluster = build(Machine, tables.get("cluster", {}), "cluster").cluster(parameters.units)
     priced = None
@@ -418,9 +419,9 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     return Case(name, parameters, settings, {}, model, seconds, cluster, shapes, fitted_on=cost.fitted_on)
 
 
-def _depths(cost: Cost | HardwareCost, parameters: MethodParameters, table: Tables) -> dict[str, int]:
+def _depths(cost: Cost | HardwareCost, parameters: MethodParameters, table: Tables) -> dict[str, Any]:
     """The layers of smaller models that are left out, where a shape or a profile says them."""
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     for role in parameters.roles:
         name = f"{role}_layers"
         if name in table or parameters.depth(role) is None:

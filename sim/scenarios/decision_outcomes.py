@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from model.base import checks
-from model.interpret.world import UNLIKELY
+from model.interpret.simulated_answers import UNLIKELY
 from model.methods.bild import theory as bild
 from model.methods.bild import threshold_decisions
 from model.methods.bild.threshold_decisions import COLUMNS, Decisions, Digits, Independent, RecordedDecisions

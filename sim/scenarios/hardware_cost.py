@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from model.architectures import transformer
 from model.architectures.transformer import Shape
 from model.base import bounded_files, checks
 from model.base.checks import ParameterError
+from model.base.table_records import TableRecord
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import TOKEN_BYTES, PassSeconds
 from model.hardware import cost_models, devices, physical_limits, profile, profile_files
@@ -50,7 +51,7 @@ MISTAKEN = 100.0
 
 
 @dataclass(frozen=True)
-class HardwareCost:
+class HardwareCost(TableRecord):
     """[cost] with kind `profile` or `roofline`.
 
     Parameters
@@ -121,7 +122,7 @@ class HardwareCost:
     memory_error: float | None = None
     compute_error: float | None = None
 
-    GONE: ClassVar[Mapping[str, str]] = GONE
+    GONE = GONE
 
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, KINDS)

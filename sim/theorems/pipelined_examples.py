@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
 from model.interpret.interpreter import CountedWork
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Markov

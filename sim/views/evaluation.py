@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from model.base import strict_json
 from model.base.checks import ParameterError
 from model.interpret.account import Account
-from model.interpret.world import World
+from model.interpret.simulated_answers import World
 from model.methods import registry
 from model.methods.prediction import by_outcome
 from model.methods.rounds import Tally

@@ -10,7 +10,7 @@ import numpy as np
 import simpy
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import World
+from model.interpret.simulated_answers import World
 from model.methods.ppd import algorithm as ppd
 from sim.engine import events
 from tests.bench.measure import Benchmark, rate

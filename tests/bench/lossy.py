@@ -9,7 +9,7 @@ import numpy as np
 import simpy
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import UNLIKELY, UNSURE, Lossy
+from model.interpret.simulated_answers import UNLIKELY, UNSURE, Lossy
 from model.methods import rounds
 from model.methods.bild import algorithm as bild
 from model.methods.bild import paths

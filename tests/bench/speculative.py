@@ -10,7 +10,7 @@ import simpy
 from numpy.typing import NDArray
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods import rounds
 from model.methods.speculative import paths
 from model.methods.speculative import theory as speculative

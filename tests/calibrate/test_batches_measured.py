@@ -22,9 +22,9 @@ from model.logs import forced_outcomes, measured_runs
 from model.logs.replay import Replayed, steps_of, told
 from model.methods.speculative import algorithm as speculative
 from model.steps import Batch, Forward, LayerSpan
-from sim.comparison import formula_validity, predict
-from tests.calibrate.test_comparison_predict import profile_of
+from sim.comparison import formula_validity, run_comparison
 from tests.calibrate.test_measure_runs import models_of, wanted
+from tests.calibrate.test_run_comparison import profile_of
 from tests.support import real_models
 from tests.support.clockwork import few_parts
 
@@ -83,13 +83,13 @@ def test_a_session_of_batches_is_predicted_with_its_own_profiles(tmp_path: Path,
     })  # fmt: skip
     found = run_command.measured(written, tmp_path / "runs.json", "cpu")
     assert len(found.timed) == 2
-    _, table, about = predict.of_file(tmp_path / "runs.json")
+    _, table, about = run_comparison.of_file(tmp_path / "runs.json")
     assert table["missing"].to_list() == ["", ""]
     assert table["tokens"].to_list() == [4, 12]
     claims = formula_validity.of_file(tmp_path / "runs.json", table)["claim"].to_list()
     assert "verify" not in claims  # the theorem is about one text
     for name in about["profiles"]:
-        rows = predict.profiles_of([], found, tmp_path)
+        rows = run_comparison.profiles_of([], found, tmp_path)
         assert name
     for role in ("target", "draft"):
         points = {(row["width"], row["batch"]) for row in rows[role].rows("layer").to_dicts()}

@@ -28,7 +28,7 @@ from model.base.checks import ParameterError
 from model.hardware import profile_files
 from model.logs import measured_runs
 from model.steps import LayerSpan
-from sim.comparison import comparison_report, predict
+from sim.comparison import comparison_report, run_comparison
 from tests.support import real_models, recording
 from tests.support.clockwork import few_parts, wound
 from tests.support.recording import Cuda
@@ -92,7 +92,7 @@ def test_runs_say_how_their_passes_were_made(made: tuple[Path, measured_runs.Mea
     timed = {role: profile_files.load(out.parent / name) for role, name in found.about["profiles"].items()}
     assert all(each.mode == "cuda-graph" for each in timed.values())
     assert not {"tree", "beams", "fork"} & {*timed["target"].parts}
-    _, table, about = predict.of_file(out)
+    _, table, about = run_comparison.of_file(out)
     assert set(table["mismatch"]) == {""}
     assert comparison_report.place_of(about).endswith("float32, cuda-graph")
     assert any("float32, cuda-graph: medians" in line for line in run_command._lines(found))
@@ -104,11 +104,11 @@ def test_profiles_of_another_mode_are_refused(made: tuple[Path, measured_runs.Me
     timed = {role: profile_files.load(out.parent / name) for role, name in found.about["profiles"].items()}
     eager = measured_runs.MeasuredRuns(found.log, found.table, {key: value for key, value in found.about.items() if key != "mode"})
     assert eager.mode == "eager"  # as files were written that do not say it
-    wrong = predict.mismatches(eager, timed)
+    wrong = run_comparison.mismatches(eager, timed)
     assert len(wrong) == 2
     assert wrong[0].startswith("mode must be eager, as of the runs, got cuda-graph in cpu-model-graph-interpreter")
     with pytest.raises(ParameterError, match="mode must be eager, as of the runs"):
-        predict.compare(eager, timed)
+        run_comparison.compare(eager, timed)
     with pytest.raises(ParameterError, match="unknown mode 'quick'"):
         measured_runs.MeasuredRuns(found.log, found.table, found.about | {"mode": "quick"})
 

@@ -15,7 +15,7 @@ import typer
 from calibrate.commands import common_options, decode_command
 from calibrate.decode.decode_report import Printer, Result, compared, document, summary
 from model.interpret.account import Account
-from model.logs.decoding import Decoding
+from model.logs.recorded_decoding import Decoding
 from model.steps import Commit, Forward, LayerSpan
 
 LAYERS = 5

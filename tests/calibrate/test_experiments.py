@@ -20,7 +20,7 @@ from calibrate.timing import profile_from_timings
 from model.architectures.transformer import preset
 from model.base.checks import ParameterError
 from model.hardware import profile_files
-from sim.comparison import predict
+from sim.comparison import run_comparison
 from tests.support.clockwork import few_parts
 from tests.support.recording import installed
 
@@ -123,7 +123,7 @@ def test_every_setting_of_a_plan_runs_and_is_compared(
     found = run_command.measured(plan, out, "cpu")
     assert len(found.timed) == len(written.choices)
     assert (found.about["dtype"], found.mode) == (run.dtype, mode)
-    _, table, about = predict.of_file(out)
+    _, table, about = run_comparison.of_file(out)
     assert table.height == len(written.choices)
     # Only what hands bytes from device to device is not timed, and no run does that.
     assert set(table["missing"]) == {""}

@@ -27,7 +27,7 @@ from calibrate.interpreters import in_one_process
 from calibrate.measured_runs import measure_runs, run_plan
 from calibrate.timing import read_times, single_pass
 from calibrate.untested_on_gpu import cuda_graphs
-from sim.comparison import predict
+from sim.comparison import run_comparison
 from tests.support import real_models
 from tests.support.clockwork import few_parts
 from tests.support.recording import CUDAGraph, installed
@@ -195,7 +195,7 @@ def test_predictions_hold_whether_the_device_or_its_launches_take_the_time(
         by_graphs(gpu, monkeypatch)
     out = tmp_path / "out" / "runs.json"
     run_command.measured(written, out, "cpu")
-    _, table, _ = predict.of_file(out)
+    _, table, _ = run_comparison.of_file(out)
     found = {f"{row['method']} {row['settings']} {row['forced']}": row["error"] for row in table.iter_rows(named=True)}
     assert len(found) == (15 if several else 10) - (0 if mode == "eager" else 2 if several else 1)
     assert {name: error for name, error in found.items() if abs(error) > bound} == {}

@@ -30,8 +30,8 @@ from model.base.checks import ParameterError
 from model.interpret.account import Account
 from model.interpret.interpreter import count
 from model.logs import forced_outcomes, measured_runs
-from model.logs.decoding import Decoding
 from model.logs.measured_runs import MeasuredRuns
+from model.logs.recorded_decoding import Decoding
 from model.logs.replay import told
 from model.methods import registry
 from tests.support import real_models

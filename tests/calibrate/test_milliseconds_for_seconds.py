@@ -18,7 +18,7 @@ from model.hardware.physical_limits import LAUNCHES, longest
 from model.hardware.profile import TIMES
 from model.logs import measured_runs
 from sim.commands.sim_app import app
-from sim.comparison import predict
+from sim.comparison import run_comparison
 from tests.support.comparisons import decoded, profiles, runs_of
 from tests.support.foreign_tables import TABLES
 
@@ -133,10 +133,10 @@ def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Pa
         bounds = {id(timed.decoding): {0: slowest[0], 1: most}[number] for number, timed in found.timed.items()}
         monkeypatch.setattr("model.hardware.physical_limits.longest_run", lambda decoding, *_, bounds=bounds: bounds[id(decoding)])
         if said is None:
-            assert predict.compare(found, clock).height == 2
+            assert run_comparison.compare(found, clock).height == 2
         else:
             with pytest.raises(ParameterError) as error:
-                predict.compare(found, clock)
+                run_comparison.compare(found, clock)
             assert str(error.value) == (
                 f"row {late}, column seconds: must be at most {most:.3g}, a hundredth of the device's peaks and 0.0001 s"
                 f" an operation, got {said:.4g}; look at their unit"

@@ -14,7 +14,7 @@ from calibrate.interpreters.in_one_process import Luck, Real, Sampling
 from calibrate.loading.replicas import Replica
 from calibrate.workers.model_processes import DistantModel, ModelProcesses, OverModels, ProcessError, started
 from model.base.checks import ParameterError
-from model.logs.decoding import Answered
+from model.logs.recorded_decoding import Answered
 from model.methods.beam import algorithm as beam
 from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd

@@ -32,7 +32,7 @@ from calibrate.workers import worker_pool as pool_of
 from calibrate.workers.over_processes import GONE, Parallel, Pool, ProcessError, started
 from model.base.checks import ParameterError
 from model.logs import forced_outcomes
-from model.logs.decoding import Answered
+from model.logs.recorded_decoding import Answered
 from model.logs.spans import Span, of_main
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.beam import algorithm as beam

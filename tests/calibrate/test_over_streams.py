@@ -27,13 +27,13 @@ from calibrate.untested_on_gpu import over_streams
 from calibrate.untested_on_gpu.over_streams import Lanes, Streams
 from model.base.checks import ParameterError
 from model.logs import measured_runs
-from model.logs.decoding import Answered
+from model.logs.recorded_decoding import Answered
 from model.logs.spans import beside, of_main
 from model.methods.beam import algorithm as beam
 from model.methods.ppd import algorithm as ppd
 from model.methods.speculative import algorithm as speculative
 from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
-from sim.comparison import predict
+from sim.comparison import run_comparison
 from tests.support import real_models
 from tests.support.ordering import Device, Event, Stream
 from tests.support.real_models import DEPTHS
@@ -354,7 +354,7 @@ def test_what_passes_take_on_streams_is_timed_by_how_many_there_are(monkeypatch:
         assert [*raw[f"{part}_us"]] == ["1", "2"]
     assert raw["dispatch_us"] == raw["wake_us"] == {}
     found = {row["part"] for row in process_times.process_rows([raw], {"main_alone": 0.0, "main_concurrent": 0.0}, LAYERS)}
-    assert {"promotion", "scheduling", "main_alone"} <= found <= {*predict.OVER_STREAMS}
+    assert {"promotion", "scheduling", "main_alone"} <= found <= {*run_comparison.OVER_STREAMS}
 
 
 # --- the stand-in itself ---

@@ -20,7 +20,7 @@ from calibrate.decode import rate_tables
 from calibrate.interpreters.in_one_process import Luck, Real, Sampling
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.logs import position_log
 from model.logs.position_log import PositionLog
 from model.methods.adaptive import algorithm as adaptive

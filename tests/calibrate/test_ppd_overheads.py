@@ -14,7 +14,7 @@ from calibrate.fits.ppd_overheads import OVERHEADS, fit
 from model import published
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.interpret.world import World
+from model.interpret.simulated_answers import World
 from model.methods.ppd.algorithm import Parameters, decode
 from model.methods.ppd.theory import predict
 from model.outcomes.outcome_laws import Iid

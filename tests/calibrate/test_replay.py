@@ -18,8 +18,8 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.interpreter import count
 from model.logs import read_log, replay
-from model.logs.decoding import Answered, Decoding, drafting, question
 from model.logs.read_log import DecisionLog
+from model.logs.recorded_decoding import Answered, Decoding, drafting, question
 from model.logs.replay import Replayed, UnloggedError
 from model.methods import registry
 from model.steps import Batch, Commit, Forward, LayerSpan, Read

@@ -21,7 +21,7 @@ from calibrate.untested_on_gpu import over_streams as streams_of
 from calibrate.workers import worker_pool as pool_of
 from model.base.checks import ParameterError
 from model.interpret.account import Account
-from model.logs.decoding import Decoding
+from model.logs.recorded_decoding import Decoding
 from model.steps import Commit
 from tests.support import real_models
 

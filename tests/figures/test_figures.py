@@ -182,18 +182,21 @@ def test_points_of_a_distribution_are_described() -> None:
     results = pl.DataFrame({
         "point": [0, 0, 1, 2], "method": "speculative", "draft_length": [2, 3, 4, 9], "sequences": [1, 1, 8, 8],
         "batching": "static",
-        "acceptance_rate": 0.8, "cost.mine": [None, "a", "b", "c"], "cost_source": "x", "seconds_per_layer": [1.0, 2e-3, 5e-4, 1.0],
+        "acceptance_rate": 0.8, "cost.mine": [None, "a", "b", "c"], "cost_source": "x",
     })  # fmt: skip
-    rows = pl.DataFrame({"point": [1, 0, 0], "view": "paths", "latency_layers": [10.0, 20.0, 30.0], "probability": 1.0})
+    rows = pl.DataFrame({
+        "point": [1, 0, 0], "view": "paths", "probability": 1.0, "latency_layers": [10.0, 20.0, 30.0],
+        "latency_s": [5e-3, 0.04, 0.06],
+    })  # fmt: skip
     found = latency_distribution.described(rows, results)
     assert found["name"].to_list() == [
         "speculative decoding, γ = 4, batch of 8, static, α = 0.8, mine = b",
         *["speculative decoding, γ = 3, α = 0.8, mine = a"] * 2,
     ]  # fmt: skip
     assert found["latency_ms"].to_list() == pytest.approx([5.0, 40.0, 60.0])
-    some = results.with_columns(seconds_per_layer=pl.when(point=0).then(None).otherwise(1.0))
-    for unknown in (results.drop("seconds_per_layer"), some):
-        assert "latency_ms" not in latency_distribution.described(rows, unknown).columns
+    some = rows.with_columns(latency_s=pl.when(point=0).then(None).otherwise("latency_s"))
+    for unknown in (rows.drop("latency_s"), some):
+        assert "latency_ms" not in latency_distribution.described(unknown, results).columns
 
 
 # --- All of them --------------------------------------------------------------------------------------------------------

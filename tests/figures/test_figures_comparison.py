@@ -27,7 +27,7 @@ from model.hardware.profile_costs import ProfileCosts
 from model.logs import measured_runs, prediction_error
 from model.methods import registry
 from sim.commands.sim_app import app
-from sim.comparison import formula_validity, predict
+from sim.comparison import formula_validity, run_comparison
 from tests.figures.test_figures_real import dashes
 from tests.figures.test_figures_speculative import inside, xy
 from tests.figures.test_figures_tradeoff import lines, words
@@ -37,7 +37,7 @@ from tests.support.figure_checks import odd_dashes, shown
 
 @lru_cache(maxsize=1)
 def table() -> pl.DataFrame:
-    return predict.compare(*every())
+    return run_comparison.compare(*every())
 
 
 def rows(**more: Any) -> pl.DataFrame:
@@ -232,7 +232,7 @@ def intervals(stretch: float = 1.0, start: float = 0.0) -> pl.DataFrame:
     found, profiles = every()
     (number,) = [number for number, each in found.timed.items() if each.units == 2 and found.log.names[number] == "prompt 1"]
     cost = ReplayedSeconds({role: ProfileCosts(each) for role, each in profiles.items()}, dispatch=2e-4, promotion=1e-4)
-    run = predict.predict(found.timed[number].decoding, cost, 2, record=True).run
+    run = run_comparison.predict(found.timed[number].decoding, cost, 2, record=True).run
     made = pl.DataFrame([each._asdict() for each in run.intervals], infer_schema_length=None)
     return made.with_columns(*((start + stretch * pl.col(name)).alias(name) for name in ("start", "end")))
 

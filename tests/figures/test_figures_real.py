@@ -21,8 +21,8 @@ from figures.of_logs import acceptance_by_position, accepted_lengths, agreement_
 from figures.of_runs import accepted_tokens
 from model.base.checks import ParameterError
 from model.interpret.account import Account
-from model.logs.decoding import Decoding
 from model.logs.position_log import PositionLog
+from model.logs.recorded_decoding import Decoding
 from model.methods.speculative import rates_from_logs
 from model.steps import Commit, Forward, LayerSpan
 from tests.figures.test_figures_speculative import inside, xy

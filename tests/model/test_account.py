@@ -12,7 +12,7 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account, Bill, Kind, Totals, Work, bill, context_of, kind_of
 from model.interpret.interpreter import count
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.adaptive import algorithm as policies
 from model.methods.adaptive import theory as adaptive
 from model.methods.autoregressive import algorithm as plain

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.interpreter import CountedWork, count
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.adaptive import draft_length_policies
 from model.methods.adaptive import theory as adaptive
 from model.methods.adaptive.algorithm import OPTIONS, Parameters, decode

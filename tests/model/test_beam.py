@@ -21,7 +21,7 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account
 from model.interpret.interpreter import Cache, count
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.beam import paths as twin
 from model.methods.beam import theory as beam
 from model.methods.beam.algorithm import Hypothesis, Parameters, decode, texts

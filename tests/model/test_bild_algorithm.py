@@ -14,7 +14,7 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Totals
 from model.interpret.interpreter import count
-from model.interpret.world import Lossy
+from model.interpret.simulated_answers import Lossy
 from model.methods.bild import paths
 from model.methods.bild import theory as formulas
 from model.methods.bild.algorithm import Parameters, decode
@@ -69,7 +69,7 @@ def time_of(segment: Segment, form: str, cost: UnitCost = COST) -> float:
         first = asked * (3 + cost.early_head) + (0 if segment.unsure else 3)
         return first + (5 + cost.final_head) * cost.slowdown(segment.written + 1)
     runs = segment.written + segment.unsure
-    time = runs * cost.required("draft") + cost.target_pass * cost.slowdown(segment.written + 1)
+    time = runs * float(cost.draft_times()) + cost.target_pass * cost.slowdown(segment.written + 1)
     return time + (cost.target_pass * cost.slowdown(segment.again) if segment.again else 0)
 
 

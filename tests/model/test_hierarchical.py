@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.interpreter import count
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.hierarchical import theory as hierarchical
 from model.methods.hierarchical.algorithm import READINGS, Parameters, decode
 from model.methods.hierarchical.finite_hierarchical import moments

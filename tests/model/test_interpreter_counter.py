@@ -8,7 +8,7 @@ import pytest
 
 from model.costs.layer_times import UnitCost
 from model.interpret.interpreter import Cache, Interpreter, count
-from model.interpret.world import World
+from model.interpret.simulated_answers import World
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.ppd import algorithm as ppd
 from model.methods.ppd.algorithm import Parameters

@@ -34,11 +34,11 @@ def test_a_pass_is_its_layers_and_its_heads_whatever_its_width() -> None:
 
 def test_a_ratio_that_a_method_needs_is_asked_for_by_its_name() -> None:
     cost = UnitCost(4, cost_ratio=0.25, final_head=1.0)
-    assert cost.required("draft") == cost.whole("draft") == 1.25
+    assert float(cost.draft_times()) == cost.whole("draft") == 1.25
     with pytest.raises(ParameterError, match=r"^medium_cost_ratio is required: the time of a pass of the medium model over one"):
-        cost.required("medium")
+        cost.draft_times(role="medium")
     with pytest.raises(ParameterError, match=r"^cost_ratio is required: the time of a pass of the draft model"):
-        UnitCost(4, medium_cost_ratio=0.25).required("draft")
+        UnitCost(4, medium_cost_ratio=0.25).draft_times()
 
 
 def test_what_drafts_and_wide_passes_cost_leaves_the_papers_assumption_to_methods_without_them() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.interpreter import CountedWork, count
-from model.interpret.world import DraftOutcomes, World
-from model.methods.demand import Demand
+from model.interpret.simulated_answers import DraftOutcomes, World
+from model.methods.peak_demand import Demand
 from model.methods.pearl import paths
 from model.methods.pearl import theory as pearl
 from model.methods.pearl.algorithm import DRAFT_STOPS, REJECTION, Parameters, decode

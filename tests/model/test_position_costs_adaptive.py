@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.hardware.cost_models import UniformLayers
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.adaptive import paths, theory
 from model.methods.adaptive.algorithm import Parameters, decode
 from model.methods.rounds import Tally, longest_skipped, round_prices

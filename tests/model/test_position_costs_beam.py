@@ -13,7 +13,7 @@ from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import StepCosts
 from model.hardware.cost_models import UniformLayers
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.beam import paths, theory
 from model.methods.beam.algorithm import Parameters, decode
 from model.methods.rounds import Rounds

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.hardware.cost_models import UniformLayers
-from model.interpret.world import Lossy
+from model.interpret.simulated_answers import Lossy
 from model.methods.bild import theory
 from model.methods.bild.algorithm import Parameters, decode
 from model.methods.bild.finite_bild import prices, segments

@@ -17,7 +17,7 @@ from model.costs.pass_seconds import PassSeconds, share_of_rows
 from model.costs.step_costs import StepCosts
 from model.hardware.cost_models import UniformLayers
 from model.hardware.profile_costs import ProfileCosts
-from model.interpret.world import Lossy
+from model.interpret.simulated_answers import Lossy
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.early_exit import finite_early_exit, paths, theory
 from model.methods.early_exit.finite_early_exit import Depths, decodings, moments

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.hardware.cost_models import UniformLayers
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.pearl import paths, theory
 from model.methods.pearl.algorithm import DRAFT_STOPS, REJECTION, ROUND, Parameters, decode
 from model.methods.prediction import MethodChoice, PredictionPoints, one_by_one

@@ -14,7 +14,7 @@ from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import StepCosts
 from model.hardware.cost_models import UniformLayers
-from model.interpret.world import World
+from model.interpret.simulated_answers import World
 from model.methods.ppd import paths, theory
 from model.methods.ppd.algorithm import Parameters, decode
 from model.methods.prediction import MethodChoice, PredictionPoints

@@ -12,7 +12,7 @@ from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.costs.step_costs import StepCosts
 from model.hardware.cost_models import UniformLayers
-from model.interpret.world import Lossy
+from model.interpret.simulated_answers import Lossy
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths, theory
 from sim.engine.cluster import Cluster

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model.costs.layer_times import UnitCost
 from model.costs.pass_seconds import PassSeconds
 from model.hardware.cost_models import UniformLayers
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods import rounds
 from model.methods.autoregressive import paths as plain_paths
 from model.methods.autoregressive import theory as plain_theory

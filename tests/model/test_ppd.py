@@ -13,7 +13,7 @@ from model import published
 from model.base import checks
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.interpret.world import World
+from model.interpret.simulated_answers import World
 from model.methods.ppd import theory as ppd
 from model.methods.ppd.algorithm import Parameters, decode
 from model.methods.prediction import MethodChoice, PredictionPoints

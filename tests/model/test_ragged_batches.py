@@ -17,7 +17,7 @@ from model.hardware.cost_models import UniformLayers
 from model.hardware.interpolation import Estimate
 from model.interpret.account import Account, kind_of
 from model.interpret.interpreter import Cache, count
-from model.interpret.world import BatchWorld, DraftOutcomes, World
+from model.interpret.simulated_answers import BatchWorld, DraftOutcomes, World
 from model.steps import Batch, CacheError, Commit, Forward, LayerSpan, Read, Steps
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate

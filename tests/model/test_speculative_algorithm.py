@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from model.base.checks import ParameterError
 from model.interpret import interpreter
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import MAX_DRAFT, Guess, Model, Parameters
 from model.steps import Commit, Forward, LayerSpan, Read

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model.base.checks import ParameterError
 from model.interpret import interpreter
 from model.interpret.account import Account
-from model.interpret.world import DraftOutcomes, World, together
+from model.interpret.simulated_answers import DraftOutcomes, World, together
 from model.methods.draft_model import PLACEMENTS
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Model, Parameters

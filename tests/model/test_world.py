@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from model.interpret import interpreter
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods import registry
 from model.methods.worlds import world_of
 from model.steps import Forward, LayerSpan, Read

@@ -51,4 +51,4 @@ def test_it_runs_on_any_runs_by_one_constant(tmp_path: Path, capsys: pytest.Capt
     assert len(figures) == 10
     said = capsys.readouterr().out
     assert "26 decodings, 3 or more repeats of each" in said
-    assert "claims that these runs have something on: verify ppd skipdecode bild bus" in said
+    assert "claims that these runs have something on: verify ppd bild skipdecode bus" in said

@@ -443,7 +443,7 @@ def test_methods_from_outside_hold_while_a_command_runs(command: str, record: Re
     seen: list[Any] = []
     places = {
         "sim run": ("sim.runs.sweep.run", "s.toml"), "sim lint": ("sim.runs.sweep.resolve", "s.toml"),
-        "sim trace": ("sim.runs.trace.described", "s.toml"), "sim compare": ("sim.comparison.predict.of_file", "runs.json"),
+        "sim trace": ("sim.runs.trace.described", "s.toml"), "sim compare": ("sim.comparison.run_comparison.of_file", "runs.json"),
         "calibrate run": ("calibrate.commands.run_command.measured", "autoregressive -o runs.json"),
     }  # fmt: skip
     place, words = places[command]
@@ -736,7 +736,7 @@ def test_attention_of_another_engine(record: Record) -> None:
 REACH, OFF = "test_options.py::test_options_reach_the_work", "test_options.py::test_flags_that_nobody_gave_are_off"
 METHODS = "test_options.py::test_methods_from_outside_hold_while_a_command_runs"
 TRACED = "test_trace.py::test_the_command_traces_the_decoding_that_is_asked_for"
-COMPARED = "test_comparison_predict.py::test_the_command_line_compares_writes_and_keeps_a_page"
+COMPARED = "test_run_comparison.py::test_the_command_line_compares_writes_and_keeps_a_page"
 LISTED = "test_outside_method.py::test_an_allowed_method_is_listed_and_is_in_the_schema"
 IMPORTED = "test_import_command.py::test_the_command_writes_what_the_function_reads"
 ELSEWHERE = "test_import_command.py::test_tables_of_vidur_may_lie_elsewhere"
@@ -758,7 +758,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "sim compare": {
         COMPARED: "--out --page --check --json",
-        "test_comparison_predict.py::test_a_mismatch_is_gone_on_with_where_that_is_asked_for": "--allow-mismatch",
+        "test_run_comparison.py::test_a_mismatch_is_gone_on_with_where_that_is_asked_for": "--allow-mismatch",
         "test_figures_comparison.py::test_a_comparison_is_drawn_by_the_command": "--profile --figures",
         METHODS: "--methods",
     },

@@ -62,7 +62,7 @@ def invoked(given: Tables, folder: Path, *more: str) -> tuple[int, Tables, str]:
 
 def without_link(right: Callable[..., Any]) -> Callable[..., Any]:
     """Algorithm 2 as if its sub-processes were there at once."""
-    return lambda cost, *args, **kwargs: right(replace(cost, link=0.0), *args, **kwargs)
+    return lambda passes, *args, **kwargs: right(passes._replace(cost=replace(passes.cost, link=0.0)), *args, **kwargs)
 
 
 def test_paths_that_forget_the_link_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

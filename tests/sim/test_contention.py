@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from model.interpret.world import World
+from model.interpret.simulated_answers import World
 from model.methods import registry
-from model.methods.demand import Demand
+from model.methods.peak_demand import Demand
 from sim.engine.cluster import LINKS, STOPS, Cluster
 from sim.engine.events import Run, simulate
 from sim.scenarios import cases

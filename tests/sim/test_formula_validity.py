@@ -18,7 +18,7 @@ from model.methods.bild import theory as bild
 from model.methods.formula_check import ComparedRuns, FormulaCheck, FormulaPoint
 from model.methods.ppd import theory as ppd
 from model.methods.speculative import theory as speculative
-from sim.comparison import formula_validity, predict
+from sim.comparison import formula_validity, run_comparison
 from tests.support.comparisons import LAYERS, PROMPT, decoded, every, profiles, runs_of
 
 FLAT = profiles()
@@ -37,7 +37,7 @@ def rows(
     made = [decoded(name, tokens, rates, seed=3, **table) for name, table, rates in (PLAIN, *choices)]
     units = [2 if each.method == "ppd" else 1 for each in made]
     runs = runs_of(made, clock, **{"units": units, **more})
-    return formula_validity.limits(runs, predict.compare(runs, known), known)
+    return formula_validity.limits(runs, run_comparison.compare(runs, known), known)
 
 
 def drafting(length: int, rate: float) -> Choice:
@@ -230,17 +230,17 @@ def test_only_prompts_with_plain_decoding_count() -> None:
     made = [decoded("autoregressive", 24, {}), *drafted]
     both = runs_of(made, WIDE, ["one", "one", "two"])
     alone = runs_of(made[:2], WIDE, ["one", "one"])
-    found, fewer = (formula_validity.limits(each, predict.compare(each, WIDE), WIDE) for each in (both, alone))
+    found, fewer = (formula_validity.limits(each, run_comparison.compare(each, WIDE), WIDE) for each in (both, alone))
     assert found.equals(fewer)
     none = runs_of(made, WIDE, ["three", "one", "two"])
-    assert formula_validity.limits(none, predict.compare(none, WIDE), WIDE).rows() == []
-    assert formula_validity.limits(none, predict.compare(none, WIDE), WIDE).columns == [*formula_validity.COLUMNS]
+    assert formula_validity.limits(none, run_comparison.compare(none, WIDE), WIDE).rows() == []
+    assert formula_validity.limits(none, run_comparison.compare(none, WIDE), WIDE).columns == [*formula_validity.COLUMNS]
 
 
 def test_speed_is_over_all_prompts_together() -> None:
     """Not the mean of speed-ups: time of a token of all."""
     found, known = every()
-    table = predict.compare(found, known)
+    table = run_comparison.compare(found, known)
     row = formula_validity.limits(found, table, known).filter(claim="verify", x=3).row(0, named=True)
     paces = []
     for method in ("autoregressive", "speculative"):
@@ -256,7 +256,7 @@ def test_lines_of_forced_rates_are_told_apart_unless_they_are_the_axis() -> None
     made += [("bild", {}, {"fallback_rate": rate, "rollback_rate": 0.1}) for rate in (0.2, 0.6)]
     decodings = [decoded(name, 24, rates, **table) for name, table, rates in made]
     runs = runs_of(decodings, WIDE, rates=[rates for *_, rates in made])
-    found = formula_validity.limits(runs, predict.compare(runs, WIDE), WIDE)
+    found = formula_validity.limits(runs, run_comparison.compare(runs, WIDE), WIDE)
     assert found.filter(claim="verify")["series"].to_list() == ["acceptance_rate=0.3", "acceptance_rate=0.9"]
     assert found.filter(claim="bild")["series"].to_list() == ["rollback_rate=0.1"] * 2
     assert found.filter(claim="bild")["x"].n_unique() == 2
@@ -273,7 +273,7 @@ def test_another_machines_profile_is_said() -> None:
     other = {role: dataclasses.replace(each, facts=dict(each.facts) | {"name": "another"}) for role, each in WIDE.items()}
     made = [decoded("autoregressive", 24, {}), decoded("speculative", 24, {"acceptance_rate": 0.7}, draft_length=3)]
     runs = runs_of(made, WIDE)
-    table = predict.compare(runs, other, allow_mismatch=True)
+    table = run_comparison.compare(runs, other, allow_mismatch=True)
     assert "ANOTHER machine" in formula_validity.limits(runs, table, other)["about"][0]
 
 
@@ -328,6 +328,6 @@ def test_a_pass_that_was_cancelled_tells_nothing_of_the_bus() -> None:
         runs.log, runs.table.with_columns(pl.Series("spans", stopped, dtype=runs.table["spans"].dtype)), runs.about
     )
     found, again = (
-        formula_validity.limits(each, predict.compare(each, known), known).filter(claim="bus") for each in (runs, other)
+        formula_validity.limits(each, run_comparison.compare(each, known), known).filter(claim="bus") for each in (runs, other)
     )
     assert found.rows() == again.rows() != []

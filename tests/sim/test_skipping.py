@@ -14,7 +14,7 @@ from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Totals
 from model.interpret.interpreter import count
-from model.interpret.world import Lossy
+from model.interpret.simulated_answers import Lossy
 from model.methods import batching
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.early_exit import paths as exit_paths

@@ -20,7 +20,7 @@ from model.costs.step_costs import StepCosts
 from model.costs.width_curve import PassTimes
 from model.hardware.cost_models import UniformLayers, pass_time
 from model.interpret import interpreter
-from model.interpret.world import DraftOutcomes, World, together
+from model.interpret.simulated_answers import DraftOutcomes, World, together
 from model.methods.rounds import Rounds, moments, round_prices
 from model.methods.speculative import algorithm, paths, static_batches
 from model.methods.speculative.algorithm import Parameters

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
-from model.interpret.world import World
+from model.interpret.simulated_answers import World
 from model.methods.ppd import algorithm as ppd
 from model.methods.ppd import paths as sampler
 from model.methods.ppd import theory as formulas

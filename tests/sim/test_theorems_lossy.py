@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model.interpret.interpreter import Cache
-from model.interpret.world import Lossy
+from model.interpret.simulated_answers import Lossy
 from model.methods import batching
 from model.methods.bild import algorithm as bild
 from model.methods.bild import paths as bild_paths

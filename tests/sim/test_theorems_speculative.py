@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import BatchWorld, DraftOutcomes, World
+from model.interpret.simulated_answers import BatchWorld, DraftOutcomes, World
 from model.methods import rounds
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative import dependent_acceptance as laws

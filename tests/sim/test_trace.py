@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.account import Account
-from model.interpret.world import World
+from model.interpret.simulated_answers import World
 from model.logs.spans import Span
 from model.methods.ppd import algorithm as ppd
 from sim.commands.sim_app import app

@@ -16,13 +16,13 @@ from model.costs.replayed_seconds import ReplayedSeconds
 from model.hardware.profile import Profile, Source, table_of
 from model.hardware.profile_costs import ProfileCosts
 from model.logs import forced_outcomes
-from model.logs.decoding import Answered, Decoding, question
 from model.logs.measured_runs import ROLES, MeasuredRuns
 from model.logs.read_log import DecisionLog
+from model.logs.recorded_decoding import Answered, Decoding, question
 from model.logs.spans import OWN, Span, plain
 from model.methods import registry
 from model.steps import Commit, Read, Steps
-from sim.comparison import predict
+from sim.comparison import run_comparison
 from sim.engine.cluster import Cluster
 from sim.engine.events import Run, simulate
 
@@ -46,7 +46,7 @@ def profile(role: str, wider: float = 0.0, layer: float = 1e-3, further: float =
         for width in (1, 2, 24) for context in (0, 128)
     ]  # fmt: skip
     axes = {"step": "batch", "first_read": "batch", "embedding": "tokens", "kv_rows": "tokens"}
-    axes |= dict.fromkeys(predict.OVER_PROCESSES, "processes")
+    axes |= dict.fromkeys(run_comparison.OVER_PROCESSES, "processes")
     rows += [{"part": part, axes.get(part, "positions"): size, "time_s": time} for part, time in parts.items() for size in (1, 64)]
     table = table_of([{"busy": 0, "low_s": row["time_s"], "high_s": row["time_s"], "repeats": 9, **row} for row in rows])
     return Profile(
@@ -122,7 +122,7 @@ def runs_of(
     rows = []
     for number, each in enumerate(decodings):
         held = units[number] if units else 1
-        told = predict.predict(each, cost, held, record=held > 1)
+        told = run_comparison.predict(each, cost, held, record=held > 1)
         for repeat, factor in enumerate((0.99, 1.0, 1.01)):
             rows.append({
                 "decoding": number, "repeat": repeat, "run_order": 3 * number + repeat, "units": held,

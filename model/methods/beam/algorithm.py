@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
-from model.methods.demand import Demand
 from model.methods.draft_model import MAX_DRAFT
 from model.methods.method_parameters import MethodParameters
+from model.methods.peak_demand import Demand
 from model.steps import Commit, Continuation, Fork, Forward, Join, LayerSpan, Read, Step, Steps
 
 RULES = ("exact", "per-beam")
@@ -135,8 +135,8 @@ def decode(parameters: Parameters, prompt: Sequence[int], tokens: int) -> Steps:
     The text put out is that of the best hypothesis so far.
     """
     first = len(prompt) - 1
-    depths = ("target", parameters.layers), ("draft", parameters.draft_layers)
-    models = tuple([BeamModel(role, layers, first, parameters.several) for role, layers in depths])
+    target = BeamModel("target", parameters.layers, first, parameters.several)
+    models = target, BeamModel("draft", parameters.draft_layers, first, parameters.several)
     if first:
         for model in models:
             yield Forward(model.role, tuple(prompt[:-1]), 0, LayerSpan(0, model.layers))

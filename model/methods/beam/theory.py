@@ -135,7 +135,10 @@ def beam_round_prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) 
 
 
 def _verifying(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
-    """Time of the target's pass of a round that drafts 0, 1, ... steps, from each position on: shape (tokens, steps), or (steps,)."""
+    """Time of the pass of the target in a round that drafts 0, 1, ... steps, from each position on.
+
+    Shape (tokens, steps), or (steps,) of uniform costs.
+    """
     form = parameters.beams, parameters.draft_width, parameters.rule, parameters.arrangement
     widths, whole = pass_width(np.arange(parameters.draft_length + 1), *form), LayerSpan(0, cost.layers)
     return times_by_width(cost, lambda width: PassShape(whole, width=width, heads=width, tree=parameters.several), widths, tokens)

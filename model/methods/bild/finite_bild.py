@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from model.costs.step_costs import WHOLE, PassShape, StepCosts
 from model.interpret.account import Totals, Work
-from model.interpret.world import UNLIKELY, UNSURE
+from model.interpret.simulated_answers import UNLIKELY, UNSURE
 from model.methods import rounds
 from model.methods.bild.algorithm import Parameters
 from model.methods.bild.threshold_decisions import DecisionLaw, Digits, Independent, RecordedDecisions

@@ -40,7 +40,7 @@ from model.methods.prediction import Prediction
 from model.methods.speculative.theory import sum_of_powers
 
 if TYPE_CHECKING:
-    from model.logs.decoding import Decoding
+    from model.logs.recorded_decoding import Decoding
 
 Floats = NDArray[np.float64]
 

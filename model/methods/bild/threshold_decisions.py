@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
-from model.interpret.world import UNLIKELY, UNSURE
+from model.interpret.simulated_answers import UNLIKELY, UNSURE
 from model.methods.bild.algorithm import VARIANTS
 
 Floats = NDArray[np.float64]
@@ -110,7 +110,7 @@ class Decisions:
         )
 
     def decided(self, fallback_threshold: float, rollback_threshold: float, *, variant: str = "paper") -> Digits:
-        """What becomes of each token at these thresholds: 0, 1 or 2 as in `model.interpret.world`.
+        """What becomes of each token at these thresholds: 0, 1 or 2 as in `model.interpret.simulated_answers`.
 
         >>> record = Decisions([0.9, 0.4, 0.8], [0.1, 3.0, 2.5], [True, False, False], "assumed: by hand")
         >>> record.decided(0.5, 2.0).tolist()
@@ -146,7 +146,7 @@ class Independent:
         return self._first("fallback_rate", positions), self._first("rollback_rate", positions)
 
     def sample(self, coins: Iterator[Floats]) -> Iterator[Digits]:
-        """Tiles of decisions, as in `model.interpret.world`, from tiles of coins."""
+        """Tiles of decisions, as in `model.interpret.simulated_answers`, from tiles of coins."""
         start = 0
         for tile in coins:
             fallback, rollback = (rates[start:, None] for rates in self.chances(start + len(tile)))
@@ -167,7 +167,7 @@ class Independent:
 class RecordedDecisions:
     """Decisions of recorded texts; a replication is one of them, drawn with equal chances by its first coin.
 
-    `records` has shape (texts, positions) and holds 0, 1 and 2 as in `model.interpret.world`.
+    `records` has shape (texts, positions) and holds 0, 1 and 2 as in `model.interpret.simulated_answers`.
     """
 
     def __init__(self, records: ArrayLike) -> None:

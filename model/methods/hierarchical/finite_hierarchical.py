@@ -9,69 +9,165 @@ mean of `bonus`: `one_pass` carries along what is known of them.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.base import checks
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import WHOLE, PassShape, StepCosts
 from model.methods import rounds
 from model.methods.hierarchical.algorithm import Parameters
 from model.methods.rounds import AcceptanceLaw, ReplayRounds, Rounds
 from model.outcomes.outcome_laws import ByPosition, Chain, Iid, Law, Markov, Replay
 
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 Chances = tuple[Floats, Floats]
 """The chance of a success after a failure, and after a success."""
 
 
 class PassPrices(NamedTuple):
-    """Times of a pass of the small and of the medium model, of the large one by how many tokens it checks, and of a move.
+    """Times of passes of the three models, and of a move between units, by the position from which on they are made.
 
-    And the arithmetic of a token in a pass of the small and of the medium model.
+    The first axis of arrays is that position, or has one entry where passes take the same time everywhere.
     """
 
-    draft: float
-    medium: float
+    small: Floats
+    """0, 1, ... passes of the small model, one after another, from the position on; the first reads one token."""
+    medium: Floats
+    """The same of the medium model."""
+    looks: Floats
+    """A pass of the medium model over the last token and 0, 1, ... drafted ones."""
     verify: Floats
+    """The same of the large model."""
+    late_small: Floats
+    """What a round takes longer if the small model has 0, 1, ... tokens from before it to read."""
+    late_look: Floats
+    """The same if the medium model has one token from before it to read; shape (positions,)."""
     link: float
     draft_operations: float
+    """Arithmetic of a token in a pass of the small model; the next, of the medium one."""
     medium_operations: float
     share: float = 1.0
     """Units that a pass of the small or the medium model keeps busy."""
 
-    def work(self, drafts: Any, mediums: Any, offered: Any) -> tuple[Any, Any, Any]:
-        """Time without moves, unit-time and arithmetic of a round, from its passes of the small and the medium model.
+    @property
+    def uniform(self) -> bool:
+        """Whether passes take the same time at every position."""
+        return len(self.verify) == 1
 
-        Numbers or arrays. A pass of the medium model reads what was drafted for it, and one token more.
-        """
-        smaller, verify = drafts * self.draft + mediums * self.medium, self.verify[offered]
-        beside = drafts * self.draft_operations + (drafts + mediums) * self.medium_operations
-        return smaller + verify, smaller * self.share + verify, offered + 1 + beside
-
-
-def prices(parameters: Parameters, cost: UnitCost) -> PassPrices:
-    """What passes and moves between units take."""
-    verify = cost.target_pass * np.array([cost.slowdown(width) for width in range(1, parameters.longest_draft + 2)])
-    link = cost.link if parameters.placement == "separate" else 0.0
-    operations = cost.operations("draft"), cost.operations("medium")
-    return PassPrices(cost.required("draft"), cost.required("medium"), verify, link, *operations, cost.draft_devices)
+    def row(self, position: int) -> int:
+        """Index of a position in the arrays."""
+        return 0 if self.uniform else position
 
 
-def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_accept: Law, cost: UnitCost) -> rounds.Moments:
+def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> PassPrices:
+    """What passes and moves between units take, at each of the positions below `tokens` if that makes a difference."""
+    longest, most = parameters.longest_draft, longest_inner(parameters)
+    for role in ("draft", "medium"):
+        cost.require(role)
+    others = (
+        cost.link if parameters.placement == "separate" else 0.0, cost.operations("draft"), cost.operations("medium"),
+        cost.draft_devices,
+    )  # fmt: skip
+
+    def looks(unread: int) -> Floats:
+        widths = np.arange(most + 1) + 1 + unread
+        found = rounds.times_by_width(
+            cost, lambda width: PassShape(WHOLE, "medium", width=width, heads=width - unread), widths, tokens, before=unread
+        )
+        return np.atleast_2d(found)
+
+    verify = rounds.verify_from(cost, longest + 1, 1 if cost.uniform else tokens)
+    if cost.uniform:
+        passes = np.arange(longest + 1.0)
+        small, medium = (np.atleast_2d(passes * cost.draft_times(role=role)) for role in ("draft", "medium"))
+        return PassPrices(small, medium, looks(0), verify, np.zeros((1, longest + 1)), np.zeros(1), *others)
+    small, medium = (rounds.drafts_from(cost, longest, tokens, role=role) for role in ("draft", "medium"))
+    start = np.arange(tokens)
+    room = tokens - 1 - start
+    count = np.minimum(parameters.draft_length, room)
+    drafted = count if parameters.inner_draft_length is None else np.minimum(most, np.maximum(count - 1, 0))
+    # Nothing is late for a round without passes of that model.
+    late_small = [
+        (cost.draft_times(np.maximum(start - unread, 0), width=unread + 1) - small[:, 1]) * (drafted > 0)
+        for unread in range(longest + 1)
+    ]
+    first = looks(0)
+    late_look = (looks(1) - first)[start, drafted] * (room > 0)
+    return PassPrices(small, medium, first, verify, np.stack(late_small, axis=1), late_look, *others)
+
+
+def longest_inner(parameters: Parameters) -> int:
+    """The most tokens that are drafted for the medium model at a time."""
+    inner = parameters.inner_draft_length
+    return parameters.draft_length if inner is None else min(inner, parameters.draft_length)
+
+
+class OuterRounds(NamedTuple):
+    """What comes of a round whose draft has 0, 1, ... tokens that the medium model keeps, or of a round of each replication.
+
+    Arrays of one length.
+    """
+
+    time: Floats
+    busy: Floats
+    operations: Floats
+    offered: Counts
+    read: Counts
+    """How many positions from its start on the small model has read of what is offered."""
+
+    def of(self, which: Counts) -> OuterRounds:
+        """Those of each of these rounds."""
+        time, busy, operations, offered, read = self
+        return OuterRounds(time[which], busy[which], operations[which], offered[which], read[which])
+
+
+def round_prices(parameters: Parameters, price: PassPrices, start: int, room: int) -> OuterRounds:
+    """A round from a position on, behind which the large model gives the last of `room` + 1 tokens itself.
+
+    The smaller models have but one token to read first; `PassPrices` says what more take.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> choice = Parameters(40, draft_length=2)
+    >>> price = prices(choice, UnitCost(40, cost_ratio=0.1, medium_cost_ratio=0.5))
+    >>> round_prices(choice, price, 0, 9).time.tolist()  # two, one, and none that the medium model writes by itself
+    [108.0, 88.0, 68.0]
+    """
+    count, row = min(parameters.draft_length, room), price.row(start)
+    kept = np.arange(count + 1)
+    # What the medium's pass over the draft gives: behind the tokens that it keeps one of its own, but for the reading `literal`.
+    given = kept if parameters.reading == "literal" else np.minimum(kept + 1, count)
+    missing = count - given
+    offered = np.full(count + 1, count)
+    if parameters.reading == "bonus" and room > count:
+        offered[-1] += 1
+    verify = price.verify[row, offered]
+    if not count:
+        return OuterRounds(verify, verify, np.ones(1), offered, kept)
+    places = 0 * given if price.uniform else start + given
+    smaller = price.small[row, count] + price.looks[row, count] + price.medium[places, missing]
+    beside = count * price.draft_operations + (count + 1 + missing) * price.medium_operations
+    moved = 3 * price.link  # to the small model, on to the medium, and back
+    read = np.minimum(kept + 1, count)
+    return OuterRounds(smaller + verify + moved, smaller * price.share + verify, offered + 1 + beside, offered, read)
+
+
+def moments(parameters: Parameters, tokens: int, accept: AcceptanceLaw, medium_accept: Law, cost: StepCosts) -> rounds.Moments:
     """Moments of time, unit-time, rounds and offered tokens of a decoding; the variance is nan in the reading `recursive`.
 
     There the work of a round depends on all of its coins, not on the first failure alone, and coins are used again.
 
+    >>> from model.costs.layer_times import UnitCost
     >>> choice = Parameters(40, draft_length=3)
     >>> unit = UnitCost(1, cost_ratio=0.0, medium_cost_ratio=0.0)
     >>> round(moments(choice, 128, Iid(0.79), Iid(0.9), unit).time, 3)  # passes of the large model: as without a small one
     44.446
     """
-    price, chains = prices(parameters, cost), _chains(medium_accept)
+    price, chains = prices(parameters, cost, tokens), _chains(medium_accept)
     each = recursive if parameters.reading == "recursive" else one_pass
     found = [
         each(parameters, tokens, large, chain, price)
@@ -109,7 +205,8 @@ def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain,
     """Mean and mean square of the time, means of unit-time, arithmetic, rounds and offered tokens: forward over starts of rounds.
 
     A round tells the small model's coins up to their first failure, or to the end of its draft. What the next rounds know of them
-    is the last coin told, if all between are successes (it lies ahead), or the last one at all (it lies behind).
+    is the last coin told, if all between are successes (it lies ahead), or the last one at all (it lies behind). How much the
+    smaller models have still to read when the next round starts is known where this one ends: it is entered there.
     """
     gamma, chances = parameters.draft_length, medium.chances(tokens)
     ring = zero = gamma + 2
@@ -123,29 +220,29 @@ def one_pass(parameters: Parameters, tokens: int, large: Chances, medium: Chain,
         room = tokens - 1 - start
         count = min(gamma, room)
         by_kept = np.einsum("xkvb,kvn->xnb", here, _kept_chances(here[0].sum(axis=-1), start, count, zero, chances))
-        for kept in range(count + 1):
-            offered = count + (parameters.reading == "bonus" and kept == count < room)
-            spent = _spend(by_kept[:, kept], *round_price(parameters.reading, count, kept, offered, price), offered)
+        if not start or room <= gamma or not price.uniform:  # else it is as the last one
+            of_round = [*zip(*(each.tolist() for each in round_prices(parameters, price, start, room)), strict=True)]
+        for kept, (time, busy, operations, offered, read) in enumerate(of_round):
+            spent = _spend(by_kept[:, kept], time, busy, operations, 1.0, offered)
             told, says = (start + kept, 0) if kept < count else (start + count - 1, 1)
             for after, before, outcome, chance in _ends(large, start, offered):
-                state[:, after % ring, zero + told - after, says, outcome] += spent[:, before] * chance
+                ended = spent[:, before]
+                if not price.uniform and after < tokens:
+                    whole = after - start == offered + 1
+                    more = float(price.late_small[after, max(after - start - read, 0)] + whole * price.late_look[after])
+                    ended = _spend(ended, more, more * price.share) if more else ended
+                state[:, after % ring, zero + told - after, says, outcome] += ended * chance
     sums = state[:, tokens % ring].sum(axis=(1, 2, 3))
     assert abs(sums[0] - 1) < 1e-9
     return np.asarray(sums[1:])
 
 
-def round_price(reading: str, count: int, kept: int, offered: int, price: PassPrices) -> tuple[float, float, float]:
-    """Time, unit-time and arithmetic of a round whose draft of `count` tokens has `kept` that the medium model keeps."""
-    missing = count - kept if reading == "literal" else max(count - kept - 1, 0)
-    time, busy, operations = price.work(count, 1 + missing if count else 0, offered)
-    moves = 3 if count else 0  # to the small model, on to the medium, and back
-    return float(time) + moves * price.link, float(busy), float(operations)
-
-
-def _spend(sums: Floats, time: float, busy: float, operations: float, offered: int) -> Floats:
+def _spend(
+    sums: Floats, time: float, busy: float, operations: float = 0.0, passes: float = 0.0, offered: float = 0.0
+) -> Floats:
     mass, first = sums[0], sums[1]
-    spent = [0 * mass, time * mass, 2 * time * first + time**2 * mass, busy * mass, operations * mass, mass, offered * mass]
-    return np.asarray(sums + np.array(spent))
+    moments_of_time = time * mass, 2 * time * first + time**2 * mass
+    return np.asarray(sums + np.array([0 * mass, *moments_of_time, busy * mass, operations * mass, passes * mass, offered * mass]))
 
 
 def _kept_chances(mass: Floats, start: int, count: int, zero: int, chances: Chances) -> Floats:
@@ -198,37 +295,92 @@ def _ends(large: Chances, start: int, offered: int) -> list[tuple[int, int, int,
 
 def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: PassPrices) -> Floats:
     """The same means, and nan for the mean square: the chance that a round starts somewhere, times what one takes from there."""
-    gamma, inner = parameters.draft_length, parameters.inner_draft_length
-    assert inner is not None
-    drafted = np.arange(inner + 1.0)
-    time_of = np.asarray(drafted * price.draft + price.medium)
-    operations = np.asarray(drafted * price.draft_operations + (drafted + 1) * price.medium_operations)
-    inside = rounds.RoundPrices(time_of + np.where(drafted > 0, 2 * price.link, 0.0), time_of * price.share, operations)
-
-    @cache
-    def expected(start: int, count: int) -> tuple[float, float, float]:
-        found = rounds.moments(inner, count, _from(medium, start, count), inside)
-        moves = 1 if inner and count > 1 else 2  # back; and where nothing is drafted, there
-        return found.time + moves * price.link, found.busy, found.operations
-
-    total = np.zeros(6)
-    for start, chance in enumerate(_starts(large, gamma, tokens)):
-        count = min(gamma, tokens - 1 - start)
-        place = 0 if isinstance(medium, Iid | Markov) else start  # the same from everywhere
-        time, busy, operations_of = expected(place, count) if count else (0.0, 0.0, 0.0)
-        verify = price.verify[count]
-        total += chance * np.array([time + verify, np.nan, busy + verify, operations_of + count + 1, 1.0, count])
+    gamma, inner = parameters.draft_length, longest_inner(parameters)
+    inside, total, offers = _inside(price, inner), np.zeros(6), _Offers(medium, inner)
+    # Times and arithmetic of an offer; the same from everywhere where neither the law nor the prices depend on the position.
+    starting = [*_rounds(large, gamma, tokens)]
+    alike = price.uniform and isinstance(medium, Iid | Markov)
+    kinds = {(0 if alike else start, len(ends) - 1) for start, ends in enumerate(starting)}
+    choices = {
+        (start, count): rounds.RoundChoice(inner, count, _from(medium, start, count), _from_position(inside, start, count))
+        for start, count in kinds if count
+    }  # fmt: skip
+    found = dict(zip(choices, rounds.moments_of_many([*choices.values()]), strict=True))
+    for start, ends in enumerate(starting):
+        count, chance, row = len(ends) - 1, float(ends.sum()), price.row(start)
+        verify = float(price.verify[row, count])
+        time, busy, operations = verify, verify, count + 1.0
+        if count:
+            offer = found[0 if alike else start, count]
+            moves = 1 if inner and count > 1 else 2  # back; and where nothing is drafted, there
+            time += offer.time + moves * price.link
+            busy += offer.busy
+            operations += offer.operations
+        total += chance * np.array([time, np.nan, busy, operations, 1.0, count])
+        if price.uniform or not count:
+            continue
+        for accepted, chance in enumerate(ends.tolist()):
+            after = start + accepted + 1
+            if after < tokens:
+                unread = np.clip(accepted + 1 - count + np.array([1, 2]), 0, gamma)
+                more = offers.unread(start, count) @ price.late_small[after, unread] + price.late_look[after] * (accepted == count)
+                total += chance * np.array([more, np.nan, more * price.share, 0.0, 0.0, 0.0])
     return total
 
 
-def _starts(large: Chances, gamma: int, tokens: int) -> Floats:
-    """The chance that a round starts at each position."""
+def _inside(price: PassPrices, inner: int) -> rounds.RoundPrices:
+    """Prices of the rounds of the small and the medium model."""
+    drafted = np.arange(inner + 1)
+    small, looks = price.small[:, : inner + 1], price.looks
+    operations = drafted * price.draft_operations + (drafted + 1) * price.medium_operations
+    moved = np.where(drafted > 0, 2 * price.link, 0.0)
+    usual = small + looks
+    after_whole = usual + np.where(drafted > 0, price.late_small[:, 1:2], 0.0)
+    time = usual[0] if price.uniform else np.stack([usual, after_whole])
+    return rounds.RoundPrices(time + moved, time * price.share, np.asarray(operations, dtype=np.float64))
+
+
+def _from_position(inside: rounds.RoundPrices, start: int, count: int) -> rounds.RoundPrices:
+    """Prices of so many positions from `start` on."""
+    if inside.uniform:
+        return inside
+    here = slice(start, start + count)
+    return inside._replace(time=inside.time[:, here], busy=inside.busy[:, here])
+
+
+class _Offers:
+    """What the small model has read of the tokens that the medium one offers."""
+
+    def __init__(self, law: Chain, inner: int) -> None:
+        self.law, self.inner = law, inner
+        self.known: dict[tuple[int, int], Floats] = {}
+
+    def unread(self, start: int, count: int) -> Floats:
+        """The chances that it has not read the last one of `count` tokens, and the last two.
+
+        The last inner round is kept as a whole. Where nothing was drafted in it, the small model had not read the last token of the
+        draft before if that was kept as a whole, too.
+        """
+        alike = isinstance(self.law, Iid | Markov)
+        key = (0 if alike else start), count
+        if key not in self.known:
+            found = rounds.starts(self.inner, count, _from(self.law, start, count))
+            two = float(found.behind_whole[-1])
+            self.known[key] = np.array([1 - two, two])
+        return self.known[key]
+
+
+def _rounds(large: Chances, gamma: int, tokens: int) -> Iterator[Floats]:
+    """Of each position the chances that a round starts there and that 0, 1, ... of its tokens are accepted."""
     state = np.zeros((tokens + 1, 2))
     state[0, 0] = 1.0
     for start in range(tokens):
-        for after, before, outcome, chance in _ends(large, start, min(gamma, tokens - 1 - start)):
+        count = min(gamma, tokens - 1 - start)
+        found = np.zeros(count + 1)
+        for after, before, outcome, chance in _ends(large, start, count):
             state[after, outcome] += state[start, before] * chance
-    return np.asarray(state[:tokens].sum(axis=1))
+            found[after - start - 1] += state[start, before] * chance
+        yield found
 
 
 def _from(law: Chain, start: int, count: int) -> Chain:

@@ -4,41 +4,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.methods.hierarchical.algorithm import Parameters
-from model.methods.hierarchical.finite_hierarchical import prices
+from model.methods.hierarchical.finite_hierarchical import OuterRounds, PassPrices, longest_inner, prices, round_prices
 from model.methods.rounds import Tally
 from model.outcomes.outcome_laws import Bools, Outcomes
 from model.outcomes.random_streams import BLOCK
-
-Counts = NDArray[np.int64]
 
 LAST_MATTERS = False
 """The last token is never a drafted one."""
 
 
-class Offer(NamedTuple):
-    """What it takes to offer tokens to the large model, in each replication: passes, moves between units, and the tokens."""
-
-    drafts: Counts
-    mediums: Counts
-    moves: Counts
-    offered: Counts
-
-
-def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Mapping[str, Iterator[Outcomes]]) -> Tally:
+def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Mapping[str, Iterator[Outcomes]]) -> Tally:
     """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions."""
-    price = prices(parameters, cost)
+    price = prices(parameters, cost, tokens)
     accept, medium_accept = outcomes["accept"], outcomes["medium_accept"]
     offer = _recursively if parameters.reading == "recursive" else _at_once
     time, busy, operations, rounds, drafted = np.zeros((5, BLOCK))
-    reached = np.zeros(parameters.longest_draft + 1, dtype=np.int64)  # positions whose place in the draft is 0, 1, 2, ...
+    longest = parameters.longest_draft
+    reached = np.zeros(longest + 1, dtype=np.int64)  # positions whose place in the draft is 0, 1, 2, ...
     phase, limit = np.zeros(BLOCK, dtype=np.uint8), np.zeros(BLOCK, dtype=np.int64)
+    # What the small model has read of a round, and has not when the next starts; whether the medium has a token to read then.
+    read, unread, behind_whole = np.zeros((3, BLOCK), dtype=np.int64)
     anywhere = phase.copy()  # the medium model's outcomes do not depend on the place in a draft
     ahead: deque[Bools] = deque()
     for position in range(tokens):
@@ -47,14 +37,20 @@ def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Mapping[
         while len(ahead) < count:
             ahead.append(next(medium_accept)(anywhere).copy())
         starting = phase == 0
-        found = offer(parameters, list(ahead), room)
-        taken, work, arithmetic = price.work(found.drafts, found.mediums, found.offered)
-        busy += starting * work
-        time += starting * (taken + found.moves * price.link)
-        operations += starting * arithmetic
+        found = offer(parameters, price, position, list(ahead), room)
+        time += starting * found.time
+        busy += starting * found.busy
+        operations += starting * found.operations
         rounds += starting
         drafted += starting * found.offered
         np.copyto(limit, found.offered, where=starting)
+        if not price.uniform:
+            more = starting * (price.late_small[position, unread] + price.late_look[position] * behind_whole)
+            time += more
+            busy += more * price.share
+            np.copyto(read, found.read, where=starting)
+            unread = np.clip(phase + 1 - read, 0, longest)
+            behind_whole = 1 * (phase == limit)
         reached += np.bincount(phase, minlength=len(reached))
         if not room:
             break
@@ -64,35 +60,34 @@ def walk(parameters: Parameters, tokens: int, cost: UnitCost, outcomes: Mapping[
     return Tally(time, busy, operations, rounds, drafted, reached - np.append(reached[1:], 0))
 
 
-def _at_once(parameters: Parameters, coins: Sequence[Bools], room: int) -> Offer:
-    count = len(coins)
+def _at_once(parameters: Parameters, price: PassPrices, start: int, coins: Sequence[Bools], room: int) -> OuterRounds:
     kept = np.zeros(BLOCK, dtype=np.int64)
     for row in reversed(coins):
         kept = (kept + 1) * row
-    none = np.zeros_like(kept)
-    if not count:
-        return Offer(none, none, none, none)
-    missing = count - kept
-    if parameters.reading != "literal":
-        missing = np.maximum(missing - 1, 0)
-    offered = none + count
-    if parameters.reading == "bonus" and room > count:
-        offered += kept == count
-    return Offer(none + count, 1 + missing, none + 3, offered)
+    return round_prices(parameters, price, start, room).of(kept)
 
 
-def _recursively(parameters: Parameters, coins: Sequence[Bools], room: int) -> Offer:
-    assert parameters.inner_draft_length is not None
-    count = len(coins)
-    phase, limit, drafts, mediums, drafted = np.zeros((5, BLOCK), dtype=np.int64)
+def _recursively(parameters: Parameters, price: PassPrices, start: int, coins: Sequence[Bools], room: int) -> OuterRounds:
+    count, most = len(coins), longest_inner(parameters)
+    time, operations, drafted = np.zeros((3, BLOCK))
+    phase, limit = np.zeros((2, BLOCK), dtype=np.int64)
+    starting = unread = last = np.zeros(BLOCK, dtype=np.bool_)
     for index, row in enumerate(coins):
-        starting = phase == 0
-        length = min(parameters.inner_draft_length, count - 1 - index)
-        drafts += starting * length
-        mediums += starting
-        drafted += starting & (length > 0)
+        at, length = price.row(start + index), min(most, count - 1 - index)
+        starting, last = phase == 0, unread
+        time += starting * (price.small[at, length] + price.looks[at, length])
+        operations += starting * (length * price.draft_operations + (length + 1) * price.medium_operations)
+        if length:
+            time += starting * unread * price.late_small[at, 1]
+            drafted += starting
         np.copyto(limit, length, where=starting)
+        unread = (phase == limit) & (limit > 0)  # the last token of a draft that was kept as a whole
         phase = (phase + 1) * ((phase < limit) & row)
     # To the small model and on to the medium, again and again; where nothing is drafted, straight to the medium; and back.
     moves = (2 * drafted + (drafted == 0) + 1) * (count > 0)
-    return Offer(drafts, mediums, moves, np.full(BLOCK, count))
+    verify = price.verify[price.row(start), count]
+    read = np.maximum(count - 1 - (starting & last), 0)
+    offered = np.full(BLOCK, count)
+    return OuterRounds(
+        time + verify + moves * price.link, time * price.share + verify, operations + count + 1, offered, read
+    )

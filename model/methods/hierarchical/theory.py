@@ -31,6 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.base import checks
 from model.costs.layer_times import UnitCost
+from model.costs.step_costs import StepCosts
 from model.costs.width_curve import CurveLike, as_curve
 from model.interpret.account import Account, Work, of_passes
 from model.methods.hierarchical import finite_hierarchical
@@ -44,8 +45,8 @@ Floats = NDArray[np.float64]
 # --- A decoding as a whole --------------------------------------------------------------------------------------------
 
 
-def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cost: UnitCost) -> Prediction:
-    """Exactly `tokens` tokens, truncated drafts, coins that are used again and the laws' memory included; times in layer-times.
+def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cost: StepCosts) -> Prediction:
+    """Exactly `tokens` tokens, truncated drafts, coins that are used again and the laws' memory included; times in the costs' unit.
 
     `laws` has the laws of `accept` and `medium_accept`. The variance is nan in the reading `recursive`.
 
@@ -57,22 +58,25 @@ def predict(parameters: Parameters, tokens: ArrayLike, laws: dict[str, Any], cos
     """
     checks.whole("tokens", tokens, 1, checks.MAX_TOKENS)
     accept, medium_accept = laws["accept"], laws["medium_accept"]
-    found = finite_hierarchical.moments(parameters, int(np.asarray(tokens)), accept, medium_accept, cost)
+    count = int(np.asarray(tokens))
+    found = finite_hierarchical.moments(parameters, count, accept, medium_accept, cost)
     alike = cost.draft_devices == 1 and (parameters.placement == "colocated" or not cost.link)
     ratio = 1.0 if alike else float("nan")
-    plain = float(np.asarray(tokens)) * cost.target_pass
+    plain = parameters.plain_time(count, cost)
     times = found.time, found.variance, found.busy, ratio, parameters.units, plain
     values = (np.asarray(value, dtype=np.float64) for value in (*times, found.rounds, found.drafted, found.operations))
     return Prediction(*values)
 
 
-def slowest(parameters: Parameters, tokens: int, cost: UnitCost) -> tuple[float, float]:
+def slowest(parameters: Parameters, tokens: int, cost: StepCosts) -> tuple[float, float]:
     """Time and unit-time that no decoding exceeds: more passes of the smaller models, and moves, than any round has."""
-    price = finite_hierarchical.prices(parameters, cost)
+    price = finite_hierarchical.prices(parameters, cost, tokens)
     mediums = parameters.longest_draft + 2
     drafts = mediums * max(parameters.draft_length, parameters.inner_draft_length or 0)
-    busy = drafts * price.draft + mediums * price.medium + float(price.verify.max())
-    return tokens * (busy + 2 * (drafts + mediums + 1) * price.link), tokens * busy
+    small = float(price.small[:, 1].max() + price.late_small.max())
+    medium = float(max(price.medium[:, 1].max(), price.looks.max()) + price.late_look.max())
+    smaller, verify = drafts * small + mediums * medium, float(price.verify.max())
+    return tokens * (smaller + verify + 2 * (drafts + mediums + 1) * price.link), tokens * (smaller * price.share + verify)
 
 
 def work(parameters: Parameters, tokens: int, laws: dict[str, Any]) -> Work:
@@ -96,7 +100,7 @@ def work(parameters: Parameters, tokens: int, laws: dict[str, Any]) -> Work:
     return Work(found | {role: of_passes(depths[role], count) for role, count in passes.items() if count})
 
 
-def operations(parameters: Parameters, cost: UnitCost, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
+def operations(parameters: Parameters, cost: StepCosts, rounds: Mapping[tuple[int, int], int], account: Account) -> float:
     """The arithmetic of rounds of which so many had (accepted, offered) tokens, in that of a token in a pass of the large model.
 
     A pass of the large model is over what is offered and one token more; one of the medium over what the small model has drafted

@@ -38,8 +38,8 @@ from typing import Any
 
 from model.base import checks
 from model.costs.step_costs import StepCosts
-from model.methods.demand import Demand
 from model.methods.draft_model import MAX_DRAFT, SEPARATE, DraftModel
+from model.methods.peak_demand import Demand
 from model.methods.pearl.finite_pearl import stopped_drafts
 from model.methods.rounds import ReplayRounds, Rounds
 from model.methods.speculative.algorithm import Guess, Model, commit, draft, look

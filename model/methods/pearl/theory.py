@@ -3,8 +3,9 @@
 Rounds go in lock-step, each as long as the slower of a draft of gamma tokens and a pass of the target. While the first token of a
 new draft is verified, the rest of it is drafted (pre-verify); if that token stays, whole drafts are verified while the next ones
 are drafted (post-verify), until one token is rejected. With `draft_stop` "rejection" a round that rejects does not wait for its
-draft: it takes the target's pass, or the first draft pass where that token decides and comes later. `predict` is exact for so many tokens, under any law of single positions
-(`model.methods.pearl.finite_pearl`); the equations are its limit for many tokens, where acceptances are independent with one rate.
+draft: it takes the target's pass, or the first draft pass where that token decides and comes later. `predict` is exact for so many
+tokens, under any law of single positions (`model.methods.pearl.finite_pearl`); the equations are its limit for many tokens, where
+acceptances are independent with one rate.
 
 [Liu2024] T. Liu et al. PEARL: Parallel Speculative Decoding with Adaptive Draft Length. arXiv:2408.11850.
 """
@@ -37,9 +38,9 @@ Floats = NDArray[np.float64]
 def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts) -> Prediction:
     """Exactly `tokens` tokens, the cut drafts at their end and the law's memory included; times in the unit of the costs.
 
-    A round takes the longer of the target's pass and the drafts with the link there and back; unit-time is of both. Where rejections
-    stop drafts, a round takes the target's pass alone if it rejects a token that waited, and the longer of that and the first draft
-    pass with its links if it rejects the first drafted one; the draft model works for as long, or until it has drafted all.
+    A round takes the longer of the target's pass and the drafts with the link there and back; unit-time is of both. If rejections
+    stop drafts, a round takes the target's pass alone where it rejects a token that waited, and the longer of that and the first
+    draft pass with its links where it rejects the first drafted one; the draft model works for as long, or until all is drafted.
     `drafted` are the tokens on offer: those that the target's passes read and verified, not those that were dropped unread. Rounds
     of many tokens are `expected_tokens` long.
 

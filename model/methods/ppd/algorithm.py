@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from model.base import checks
 from model.costs.step_costs import PassShape, StepCosts
-from model.methods.demand import Demand
 from model.methods.formula_check import FormulaCheck
 from model.methods.method_parameters import MethodParameters
+from model.methods.peak_demand import Demand
 from model.steps import GREEDY, SAMPLED, Adopt, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
 
 HEAD = 1  # a pass projects one position; the steps' fields go unnamed here because naming them costs the simulator 2 %

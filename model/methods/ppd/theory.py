@@ -374,7 +374,7 @@ def stages(parameters: Parameters, cost: StepCosts, tokens: int) -> tuple[Stage,
         raise checks.ParameterError(f"cost must be that of a model of layers={d}, got one of {cost.layers}")
     if parameters.form == "nested":
         return _nested_stages(d, exit_at, k, cost)
-    passes = _Passes(parameters, cost, tokens)
+    passes = _StagePasses(parameters, cost, tokens)
     if parameters.form == "eager":
         return _eager_stages(passes)
     first = _barrier_stage(passes, 0, exit_at, promoted=False, on_match=1)
@@ -388,7 +388,7 @@ def stages(parameters: Parameters, cost: StepCosts, tokens: int) -> tuple[Stage,
     )
 
 
-class _Passes(NamedTuple):
+class _StagePasses(NamedTuple):
     """Times of the passes of each token, which stand one position behind those of the token before it."""
 
     parameters: Parameters
@@ -411,7 +411,7 @@ class _Passes(NamedTuple):
         return Stage(float(time), float(busy), on_match) if self.cost.uniform else Stage(time, busy, on_match)
 
 
-def _barrier_stage(passes: _Passes, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
+def _barrier_stage(passes: _StagePasses, depth: int, gap: int, *, promoted: bool, on_match: int) -> Stage:
     """Algorithm 2, taken up at layer `depth` and predicting at `gap`: main process and k sub-processes wait for each other."""
     cost, subs, layers = passes.cost, passes.parameters.sub_processes, passes.parameters.layers
     before = passes.main(depth, gap) + cost.dispatching(subs)
@@ -420,7 +420,7 @@ def _barrier_stage(passes: _Passes, depth: int, gap: int, *, promoted: bool, on_
     return passes.stage(time + (cost.promotion if promoted else 0.0), before + rest + subs * run, on_match)
 
 
-def _eager_stages(passes: _Passes) -> tuple[Stage, ...]:
+def _eager_stages(passes: _StagePasses) -> tuple[Stage, ...]:
     cost, subs, exit_at = passes.cost, passes.parameters.sub_processes, passes.parameters.exit_layer
     alone, head = passes.main(0, exit_at), passes.main(exit_at, exit_at)
     rest, whole = passes.main(exit_at, passes.parameters.layers), passes.sub(exit_at)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.adaptive import paths as sampler
 from model.methods.adaptive import theory as formulas
 from model.methods.adaptive.algorithm import OPTIONS, Parameters, decode

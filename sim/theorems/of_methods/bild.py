@@ -16,7 +16,7 @@ import numpy as np
 
 from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
-from model.interpret.world import UNLIKELY, UNSURE, Lossy
+from model.interpret.simulated_answers import UNLIKELY, UNSURE, Lossy
 from model.methods.bild import algorithm as bild
 from model.methods.bild import paths as sampler
 from model.methods.bild import theory as formulas

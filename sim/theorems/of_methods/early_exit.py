@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.interpret import interpreter
-from model.interpret.world import Lossy
+from model.interpret.simulated_answers import Lossy
 from model.methods.early_exit import algorithm as early_exit
 from model.methods.early_exit import paths as sampler
 from model.methods.early_exit import theory as formulas

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.costs.layer_times import UnitCost
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.hierarchical import paths as sampler
 from model.methods.hierarchical import theory as formulas
 from model.methods.hierarchical.algorithm import READINGS, Parameters, decode

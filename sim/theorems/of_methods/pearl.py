@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
-from model.interpret.world import DraftOutcomes, World
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.pearl import algorithm
 from model.methods.pearl import paths as sampler
 from model.methods.pearl import theory as pearl
@@ -356,7 +356,7 @@ def in_turn(steps: Steps) -> Generator[Step, Any, Any]:
 def _hidden(x: Example) -> bool:
     """Whether drafts with their links take no longer than a pass, however wide, and that no longer than a narrow one."""
     prices = cost(x)
-    drafting_time = x["draft_length"] * prices.required("draft") + 2 * prices.link
+    drafting_time = x["draft_length"] * float(prices.draft_times()) + 2 * prices.link
     return "verify_cost" not in x["cost"] and drafting_time <= prices.target_pass
 
 

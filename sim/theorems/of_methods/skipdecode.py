@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from model.costs.layer_times import UnitCost
 from model.interpret import interpreter
 from model.interpret.interpreter import Cache
-from model.interpret.world import Lossy, World
+from model.interpret.simulated_answers import Lossy, World
 from model.methods.autoregressive import algorithm as autoregressive
 from model.methods.skipdecode import algorithm as skipdecode
 from model.methods.skipdecode import paths as sampler

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from model.costs.layer_times import UnitCost
 from model.costs.step_costs import Floats, PassShape
 from model.interpret import interpreter
-from model.interpret.world import DraftOutcomes, World, together
+from model.interpret.simulated_answers import DraftOutcomes, World, together
 from model.methods.draft_model import PLACEMENTS
 from model.methods.method_parameters import BATCHING
 from model.methods.rounds import ReplayRounds
@@ -207,7 +207,7 @@ def long_sequences_of_a_full_batch(x: Example) -> None:
     endless = (
         float(formulas.expected_tokens(rate, gamma))
         * single
-        / (gamma * pipelined_examples.cost(x).required("draft") * single + wide)
+        / (gamma * float(pipelined_examples.cost(x).draft_times()) * single + wide)
     )
     at_most("speed-up", speed, endless, CLOSE)
     at_most("that of endless sequences, less the tokens that are dropped", endless * n / (n + gamma), speed, CLOSE)

@@ -30,14 +30,14 @@ from model.hardware.cost_models import UniformLayers
 from model.hardware.profile import Profile, Source, table_of
 from model.hardware.profile_costs import ProfileCosts
 from model.logs import measured_runs, prediction_error, read_log
-from model.logs.decoding import Decoding
 from model.logs.measured_runs import MeasuredRuns
 from model.logs.prediction_error import PARTS
+from model.logs.recorded_decoding import Decoding
 from model.logs.replay import Replayed, parameters_of, steps_of
 from model.methods.beam import algorithm as beam
 from model.steps import Batch, Forward, LayerSpan, Read
 from sim.commands.sim_app import app
-from sim.comparison import comparison_report, predict
+from sim.comparison import comparison_report, run_comparison
 from sim.engine.cluster import Cluster
 from sim.engine.events import simulate
 from tests.calibrate.test_measure_runs import measured
@@ -74,7 +74,7 @@ def test_uniform_seconds_are_the_papers_units(
     seconds = ReplayedSeconds({role: UniformLayers(shape_of(role), SECONDS) for role in DEPTHS})
     count = parameters_of(found).units
     in_layers = simulate(steps_of(found), len(found.tokens), Cluster(count), units, Replayed(found.reads))
-    predicted = predict.predict(found, seconds, count)
+    predicted = run_comparison.predict(found, seconds, count)
     assert predicted.total == pytest.approx(in_layers.latency * SECONDS, rel=1e-12)
     commits = [time * SECONDS for time, *_ in in_layers.commits]
     assert [time for time, *_ in predicted.run.commits] == pytest.approx(commits, rel=1e-12)
@@ -136,7 +136,7 @@ def by_hand(found: Decoding, profiles: dict[str, Profile]) -> float:
 def test_a_prediction_is_the_sum_of_its_passes_and_reads(name: str, table: dict[str, Any]) -> None:
     found = record("llama", name, table, [1, 2, 3], 10, seed=2)
     profiles = {role: profile_of(role) for role in ("target", "draft")}
-    predicted = predict.predict(found, ReplayedSeconds({role: ProfileCosts(each) for role, each in profiles.items()}))
+    predicted = run_comparison.predict(found, ReplayedSeconds({role: ProfileCosts(each) for role, each in profiles.items()}))
     assert predicted.total == pytest.approx(by_hand(found, profiles), rel=1e-6)
     assert sum(predicted.parts.values()) == pytest.approx(predicted.total, rel=1e-9)
     assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
@@ -194,7 +194,7 @@ def test_passes_hold_layers_embedding_step_and_cooling_and_reads_the_rest() -> N
     found = record("llama", "speculative", {"draft_length": 3}, [1, 2, 3], 10, seed=2)
     profiles = {"target": profile_of("target", further=COOLING), "draft": profile_of("draft")}
     cost = ReplayedSeconds({role: ProfileCosts(each) for role, each in profiles.items()})
-    predicted = predict.predict(found, cost)
+    predicted = run_comparison.predict(found, cost)
     assert predicted.parts["target cooling"] > 0
     assert predicted.passes("target") + predicted.passes("draft") + predicted.reads == pytest.approx(predicted.total, rel=1e-9)
 
@@ -318,8 +318,8 @@ def test_sub_processes_within_a_process_take_what_starting_them_takes() -> None:
     assert [cost.dispatching(count) for count in (0, 1, 3)] == pytest.approx([0, 1e-4, 4e-4])
     assert ReplayedSeconds(profiles, single=False).dispatching(3) == 0
     found = record("llama", "ppd", {"exit_layer": 3, "candidates": 1}, [1, 2, 3], 10, seed=2)
-    free = predict.predict(found, ReplayedSeconds({"target": ProfileCosts(profile_of("target"))}))
-    forked = predict.predict(found, cost)
+    free = run_comparison.predict(found, ReplayedSeconds({"target": ProfileCosts(profile_of("target"))}))
+    forked = run_comparison.predict(found, cost)
     starts = round((forked.total - free.total) / 1e-4)
     assert 8 <= starts <= 10
     assert forked.total - free.total == pytest.approx(starts * 1e-4)
@@ -415,7 +415,7 @@ TIMED = ("seconds", "commit_s", "pass_s", "read_s")
 def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tuple[MeasuredRuns, dict[str, Profile]]]) -> None:
     """Other times, each row by a factor of its own, leave every predicted number as it was; the errors are others."""
     found, profiles = made()
-    before = predict.compare(found, profiles)
+    before = run_comparison.compare(found, profiles)
     # Shorter, as a run is refused that takes longer than its machine can have taken.
     factors = np.random.default_rng(3).uniform(0.2, 0.9, (4, found.table.height))
     factors[2:] *= factors[0] / 0.9  # passes and reads are parts of the whole
@@ -425,7 +425,7 @@ def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tup
     scrambled = scrambled.with_columns(pl.Series("spans", spans, dtype=found.table["spans"].dtype))
     decodings = tuple(dataclasses.replace(each, seconds=9.0) for each in found.log.decodings)
     log = dataclasses.replace(found.log, decodings=decodings)
-    after = predict.compare(MeasuredRuns(log, scrambled, found.about), profiles)
+    after = run_comparison.compare(MeasuredRuns(log, scrambled, found.about), profiles)
     predicted = [name for name in before.columns if name.startswith("predicted")] + ["contention_s"]
     assert len(predicted) == 10
     assert before.select(predicted).equals(after.select(predicted))
@@ -434,23 +434,23 @@ def test_nothing_that_was_measured_goes_into_a_prediction(made: Callable[[], tup
 
 def test_the_profile_and_the_reads_do_go_into_it() -> None:
     found, profiles = some_runs()
-    before = predict.compare(found, profiles)["predicted_s"].to_numpy()
-    slower = predict.compare(found, profiles | {"target": profile_of("target", 2e-3)})["predicted_s"].to_numpy()
+    before = run_comparison.compare(found, profiles)["predicted_s"].to_numpy()
+    slower = run_comparison.compare(found, profiles | {"target": profile_of("target", 2e-3)})["predicted_s"].to_numpy()
     assert (slower > before).all()
 
 
 def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
     """A part that is counted as nothing makes a prediction too short, and nobody should have to find that out."""
     found, profiles = some_runs()
-    before = predict.compare(found, profiles)
+    before = run_comparison.compare(found, profiles)
     assert set(before["missing"]) == {""}
     target = profiles["target"]
     lacking = dataclasses.replace(target, table=target.table.filter(pl.col("part") != "head"))
-    table = predict.compare(found, profiles | {"target": lacking})
+    table = run_comparison.compare(found, profiles | {"target": lacking})
     assert set(table["missing"]) == {"head of the target"}
     assert (table["predicted_s"] < before["predicted_s"]).all()
     over = found.table.with_columns(pl.lit(2).alias("units"))
-    several = predict.compare(MeasuredRuns(found.log, over, found.about), profiles)
+    several = run_comparison.compare(MeasuredRuns(found.log, over, found.about), profiles)
     assert set(several["missing"]) == {"dispatch, wake, promotion, scheduling, main_alone, main_concurrent, subprocess_step"}
     for role in ("target", "draft"):
         profile_files.save(lacking if role == "target" else profiles[role], tmp_path)
@@ -472,22 +472,22 @@ def test_what_no_profile_has_is_said(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_profiles_of_something_else_are_refused_or_marked(more: dict[str, Any], said: str) -> None:
     found, profiles = some_runs()
-    assert set(predict.compare(found, profiles)["mismatch"]) == {""}
+    assert set(run_comparison.compare(found, profiles)["mismatch"]) == {""}
     wrong = profiles | {"target": profile_of("target", **more)}
     with pytest.raises(ParameterError, match=said):
-        predict.compare(found, wrong)
+        run_comparison.compare(found, wrong)
     if "shape" in more:
         return  # its layers are too few to go on with
-    table = predict.compare(found, wrong, allow_mismatch=True)
+    table = run_comparison.compare(found, wrong, allow_mismatch=True)
     assert all(said in each for each in table["mismatch"])
 
 
 def test_every_model_needs_its_profile() -> None:
     found, profiles = some_runs()
     with pytest.raises(ParameterError, match="profile of the draft is required"):
-        predict.compare(found, {"target": profiles["target"]})
+        run_comparison.compare(found, {"target": profiles["target"]})
     with pytest.raises(ParameterError, match="given for the medium, which the runs have not"):
-        predict.compare(found, profiles | {"medium": profile_of("medium")})
+        run_comparison.compare(found, profiles | {"medium": profile_of("medium")})
 
 
 # --- the command line ---
@@ -569,7 +569,7 @@ def test_of_several_processes_the_main_one_s_time_is_told() -> None:
     made += [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=layer, candidates=1, form=form)
              for form, layer in (("flat", 4), ("literal", 8))]
     found = runs_of(made, clock, units=[1, 2, 2])
-    table = predict.compare(found, clock).filter(units=2)
+    table = run_comparison.compare(found, clock).filter(units=2)
     assert table.height == 2
     for row in table.iter_rows(named=True):
         for part in PARTS:
@@ -582,13 +582,13 @@ def test_of_several_processes_the_main_one_s_time_is_told() -> None:
     assert table["predicted_waiting_s"].min() > 1e-3  # type: ignore[operator]  # for those that woke up late
     forks = [each.account.adoptions for each in made[1:]]
     assert all(0.5e-4 * count < transfers for count, transfers in zip(forks, table["predicted_transfers_s"], strict=True))
-    measured, simulated = predict.side_by_side(found, clock, table["decoding"][0])
+    measured, simulated = run_comparison.side_by_side(found, clock, table["decoding"][0])
     own = measured.filter(pl.col("what") != "wait").sort("start", "unit", "what")
     assert own["end"].to_list() == pytest.approx(simulated.sort("start", "unit", "what")["end"].to_list(), abs=1e-6)
     over = ", ".join(str(number) for number, each in found.timed.items() if each.units > 1)
     for runs_, there in ((found, over), (runs_of(made[:1], clock, units=[1]), "none of these runs is")):
         with pytest.raises(ParameterError) as refused:
-            predict.side_by_side(runs_, clock, 0)
+            run_comparison.side_by_side(runs_, clock, 0)
         assert str(refused.value) == f"decoding must be one over several processes ({there}), got 0"
 
 
@@ -598,7 +598,7 @@ def test_runs_over_streams_are_no_runs_over_processes() -> None:
     made = [decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)] * 3
     found = runs_of(made, clock, units=[1, 2, 2])
     found = MeasuredRuns(found.log, found.table, {**found.about, "unit_kind": ["streams", "streams", "processes"]})
-    table = predict.compare(found, clock)
+    table = run_comparison.compare(found, clock)
     assert table["method"].to_list() == ["ppd", "ppd-streams", "ppd-processes"]
     assert table["predicted_s"][1] == table["predicted_s"][2]
     lacking = [{*each.split(", ")} for each in table["missing"]]
@@ -620,7 +620,7 @@ def test_the_pass_of_a_sub_process_takes_what_was_timed_of_such() -> None:
     # Timed among others: .6 ms there are .4 ms alone, where a layer takes one and a half times as long.
     runs = runs_of([decoded("ppd", 24, {"match_rate": 0.6}, exit_layer=8, candidates=1)], profiles(), units=[2])
     timed = profiles(main_concurrent=1.5e-3, subprocess_step=6e-4)
-    cost = predict.over_processes({"target": ProfileCosts(timed["target"])}, next(iter(runs.timed.values())))
+    cost = run_comparison.over_processes({"target": ProfileCosts(timed["target"])}, next(iter(runs.timed.values())))
     assert (cost.subprocess_step, cost.slower) == (pytest.approx(4e-4), (1.0, pytest.approx(1.5)))
 
 
@@ -630,7 +630,7 @@ def test_what_asks_more_where_passes_take_other_times_is_refused() -> None:
         {"target": ProfileCosts(profiles(first_read=0.02)["target"])}
     )  # who looks for the next token stops the others later
     with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) does not: nobody has logged a further top"):
-        predict.predict(found, cost, 31)
+        run_comparison.predict(found, cost, 31)
 
 
 def test_logs_of_decisions_are_no_runs(tmp_path: Path) -> None:
@@ -646,11 +646,11 @@ def test_units_side_by_side_are_those_measured_and_those_simulated() -> None:
     known, clock = profiles(scheduling=3e-4), profiles(layer=2e-3, scheduling=3e-4)
     made = [decoded("ppd", 20, {"match_rate": 0.6}, seed=3, exit_layer=6, candidates=1)]
     found = runs_of(made, clock, units=[2])
-    measured_, simulated = predict.side_by_side(found, known, 0)
+    measured_, simulated = run_comparison.side_by_side(found, known, 0)
     timed = found.timed[0]
     assert measured_["end"].max() == pytest.approx(max(span.end for span in timed.spans(timed.middle)))
     assert measured_.height == len(timed.spans(timed.middle))
-    assert simulated["end"].max() == pytest.approx(predict.compare(found, known)["predicted_total_s"][0])
+    assert simulated["end"].max() == pytest.approx(run_comparison.compare(found, known)["predicted_total_s"][0])
     assert simulated["end"].max() < 0.7 * measured_["end"].max()
 
 
@@ -662,7 +662,7 @@ def test_what_is_printed_is_the_rows() -> None:
                ("ppd", {"exit_layer": 6, "candidates": 1}, {"match_rate": 0.6})]  # fmt: skip
     made = [decoded(name, 25, rates, seed=3, **settings) for name, settings, rates in choices]
     found = runs_of(made, clock, ["a prompt with a very long name"] * 4, units=[1, 1, 1, 2], slower=1.5)
-    table = predict.compare(found, known)
+    table = run_comparison.compare(found, known)
     text = io.StringIO()
     comparison_report.show(table, dict(found.about), Console(file=text, width=250, highlight=False))
     lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from model.architectures.transformer import Shape
-    from model.logs.decoding import Decoding
+    from model.logs.recorded_decoding import Decoding
     from sim.engine.events import Run
 
 SAME = ("name", "threads", "cores")
