@@ -10,8 +10,8 @@ are joined later, is done side by side, as PEARL drafts while it verifies:
         work = run.run(pearl.decode(pearl.Parameters(12, 3, draft_layers=2), prompt, 64), 64)
 
 What an algorithm stops it stops as in one process too: when as many layers have been run elsewhere, not when the clock says so. So
-PEARL's drafts that a rejection stops (draft_stop 'rejection') make as many passes here as there, whatever these take: tokens are
-the same, and times those of a stop by the clock as far as a layer takes as long in either model.
+PEARL's drafts that a rejection stops (draft_stop 'rejection') make as many passes here as there, however long these take: tokens
+are the same; times are those of a stop by the clock only where a layer takes as long in either model.
 
 A worker keeps the rows of one line of processes: whoever asks for a pass must have started from where the last one left them. Rows
 are never copied from process to process, and what several sub-processes of one model would need, as in beam search, is refused.

@@ -143,7 +143,7 @@ def test_stopped_drafts_by_hand() -> None:
     # Drafted: 3; 2, as the last token is the target's own; 1; none.
     assert float(waited.latency) == (3 * 3 + 2) + (2 * 3 + 2) + (3 + 2) + 4
     assert float(found.latency) == (3 * 3 + 2) + (3 + 2) + (3 + 2) + 4
-    # Of the second draft's 6 the draft model works 5: it begins a link behind its round, and is stopped a link behind the end.
+    # Of the second draft's 6 the draft model works 5: it begins a link after its round does, and is stopped a link after its end.
     assert float(waited.busy) == 4 * 4 + 0.5 * (9 + 6 + 3)
     assert float(found.busy) == 4 * 4 + 0.5 * (9 + 5 + 3)
     assert found.operations is not None

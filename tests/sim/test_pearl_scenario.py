@@ -76,7 +76,10 @@ def test_the_bundled_scenario_answers_its_question() -> None:
     """Drafts that fit into a pass are free, so PEARL is the faster the dearer they are; where they are cheap, drafting first is."""
     found = rows()
     keys = ["method", "draft_length", "acceptance_rate", "cost_ratio"]
-    speed: dict[Any, float] = {tuple(row[key] for key in keys): row["speedup"] for row in found.iter_rows(named=True)}
+    speed: dict[Any, float] = {}
+    stopped: dict[Any, float] = {}
+    for row in found.iter_rows(named=True):
+        (stopped if row["draft_stop"] == "rejection" else speed)[tuple(row[key] for key in keys)] = row["speedup"]
     for rate in (0.6, 0.8, 0.95):
         assert speed["pearl", 4, rate, 0.05] == speed["pearl", 4, rate, 0.125]
         for length in (4, 8):
@@ -84,6 +87,10 @@ def test_the_bundled_scenario_answers_its_question() -> None:
         assert max(speed["speculative", length, rate, 0.05] for length in (4, 8)) > speed["pearl", 8, rate, 0.05]
         # Drafts of twice a pass: nothing of that is hidden.
         assert speed["pearl", 8, rate, 0.25] < speed["pearl", 8, rate, 0.125] / 1.8
+        # A draft with its links is there before the pass ends, a little later, or a pass later.
+        assert stopped["pearl", 8, rate, 0.05] == speed["pearl", 8, rate, 0.05]
+        assert 1 < stopped["pearl", 8, rate, 0.125] / speed["pearl", 8, rate, 0.125] < 1.05
+        assert stopped["pearl", 8, rate, 0.25] > speed["pearl", 8, rate, 0.25] * (1.05 if rate > 0.9 else 1.2)
 
 
 def test_it_is_listed_with_what_it_needs() -> None:

@@ -125,7 +125,7 @@ def never_stopped(right: Any, model: Any, text: Any, length: int, last: Any, run
 
 
 def rest_forgotten(right: Any, model: Any, text: Any, length: int, last: Any, running: Any) -> Any:
-    """Nothing is drafted behind the first token."""
+    """Nothing is drafted after the first token."""
     return (yield from right(model, text, 1, last, running))
 
 

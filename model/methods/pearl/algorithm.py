@@ -11,12 +11,12 @@ So the draft length adapts itself: a draft goes on for as long as all of it is k
 is rejected is dropped before any other token of it is read by the target. Rejections, greedy and sampled, are those of speculative
 decoding. Where all is kept, the target gives no token beyond the draft: it has read none of what comes next.
 
-`draft_stop` says when the draft model stops that goes on behind a rejected token.
+`draft_stop` says when a draft in progress is stopped that continues a rejected token.
 
 * `round`, as in the paper's engine: rounds go in lock-step. Its draft is made as a whole and dropped then.
 * `rejection`: a round is over with the rejection. That of a token that waited is known with the target's pass. That of the first
   drafted one needs that token, too: it is sent as soon as it is there, ahead of the others. Where that is kept the round waits for
-  the rest, as in lock-step. The order to stop is the order to draft behind what was kept, with which the next round begins: so the
+  the rest, as in lock-step. The order to stop is the order to draft after what was kept, with which the next round begins: so the
   draft model works on what was rejected for the link that this takes, then begins anew at once, from its rows of what was kept.
   Tokens and rounds are those of lock-step.
 
@@ -101,7 +101,7 @@ class Parameters(DraftModel):
 
     @property
     def lockstep(self) -> bool:
-        """Whether a round waits for its draft, whatever becomes of that."""
+        """Whether a round waits for its draft in any case."""
         return self.draft_stop == ROUND
 
     @property
@@ -163,7 +163,7 @@ class _Draft:
         self.begun: Sequence[Any] = ()
         """The process that begins it, if anything is drafted."""
         self.going_on: Sequence[Any] = ()
-        """The one that goes on behind the first token, once there is one."""
+        """The one that drafts on after the first token, once there is one."""
         self.guesses: list[Guess] = []
         self.home = home
         """The process that came back last, of this draft or one before: with the draft model's cache."""
@@ -182,7 +182,7 @@ class _Draft:
             self.guesses += more
 
     def stop(self) -> Stop:
-        """Whoever is still at work on it shall stop."""
+        """End all processes that still work on it."""
         return Stop((*self.begun, *self.going_on))
 
 
@@ -197,8 +197,8 @@ def _drafting(model: Model, text: Sequence[int], length: int) -> Generator[Step,
 
 
 def _first_ahead(model: Model, text: Sequence[int], length: int, last: _Draft, running: _Draft) -> Generator[Step, Any, _Made]:
-    """Its part where rejections stop it: the last draft is stopped, if somebody still works on it; the first token of the running
-    one comes back by itself, while another process drafts on.
+    """Its part where rejections stop it: the last draft is stopped, if it is still in progress; the first token of the running one
+    comes back by itself, while another process drafts on.
     """
     yield last.stop()
     drafted = yield from draft(model, text, 1)
@@ -225,7 +225,7 @@ def verify(
     """What a pass over the text's last token and the waiting ones says of these and of the one that follows them, if there is one.
 
     That one is the first of what is `arriving`, which is waited for where all that waited are kept. How many of those that waited
-    are kept; the token behind them; whether that is the drafted one, and drafting goes on behind it.
+    are kept; the token after them; whether that is the drafted one, and drafting goes on after it.
     """
     for kept, guess in enumerate(waiting):
         own = yield from _in_place_of(guess, out, kept - len(waiting) - 1, sampled)

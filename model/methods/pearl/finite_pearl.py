@@ -44,7 +44,7 @@ class RoundTables(NamedTuple):
 
 
 def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: bool = True) -> RoundTables:
-    """The rounds of decoding so many tokens at these costs, in lock-step or not: then a rejection stops the draft in progress.
+    """The rounds of a decoding at these costs, in lock-step or not: then a rejection stops the draft in progress.
 
     The target's pass stands at the position where its round starts, the draft model's first pass at that of the last token that
     waits. Each is over one token: behind what was rejected, and behind what was kept, the draft model lacks no other.
@@ -59,7 +59,7 @@ def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: b
     ([[0, 0, 0, 0], [1, 1, 1, 0]], [[2, 2, 1, 0], [2, 1, 0, 0]])
     >>> found.time[KEPT].tolist()  # gamma c = 1.5 passes and the link there and back; with one drafted the target is as slow
     [[17.0, 17.0, 10.0, 10.0], [17.0, 10.0, 10.0, 10.0]]
-    >>> stopped = round_tables(2, 4, cost, lockstep=False)  # the second draft pass is stopped 10 behind the begin of the first
+    >>> stopped = round_tables(2, 4, cost, lockstep=False)  # the second draft pass is stopped 10 after the start of the first
     >>> stopped.time[:, POST, 0].tolist(), stopped.busy[:, POST, 0].tolist()
     ([10.0, 10.0, 17.0], [20.0, 20.0, 25.0])
     """
@@ -100,7 +100,7 @@ def stopped_drafts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[boo
 
 def _parts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[Counts, Counts, Floats, Callable[[Any], Floats]]:
     """Of a round in each phase that starts at each position, shape (2, tokens): what waits, what is drafted, what the target's
-    pass takes; and a function that says what so many draft passes take.
+    pass takes; and a function that says what a number of draft passes take.
     """
     start = np.arange(tokens)
     left = tokens - 1 - start
@@ -231,8 +231,8 @@ def _forward(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> tuple[Floa
     reached = np.cumprod(kept, axis=2)
     before = np.concatenate([np.ones_like(reached[:, :, :1]), reached[:, :, :-1]], axis=2)
     ends, whole = np.where(inside, before * (1 - kept), 0.0), reached[:, :, -1] * (position[:, 0] < tokens - 1)
-    behind = place == waiting[:, :, None]  # the first that is drafted meanwhile
-    took = np.where(behind, time[FIRST_REJECTED, :, :, None], time[WAITING_REJECTED, :, :, None])
+    first_drafted = place == waiting[:, :, None]  # the first that is drafted meanwhile
+    took = np.where(first_drafted, time[FIRST_REJECTED, :, :, None], time[WAITING_REJECTED, :, :, None])
     found = np.zeros((2, 2, last + most, len(tables)))  # mass and first moment of the time; phase; position; decoding
     found[0, PRE, 0] = 1.0
     for start in range(last - 1):
@@ -244,5 +244,5 @@ def _forward(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> tuple[Floa
             spent = np.stack([mass[phase], first[phase] + mass[phase] * time[KEPT, phase, start]])
             found[:, POST, start + 1 + waiting[phase, start], decoding] += spent * whole[phase, start]
     started = np.where(np.arange(last)[:, None] < tokens, found[:, :, :last], 0.0)  # behind its end a decoding has no rounds
-    ending = np.stack([np.where(behind, 0.0, ends).sum(axis=2), np.where(behind, ends, 0.0).sum(axis=2)])
+    ending = np.stack([np.where(first_drafted, 0.0, ends).sum(axis=2), np.where(first_drafted, ends, 0.0).sum(axis=2)])
     return started[0], started[1], ending

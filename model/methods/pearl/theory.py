@@ -3,9 +3,9 @@
 Rounds go in lock-step, each as long as the slower of a draft of gamma tokens and a pass of the target. While the first token of a
 new draft is verified, the rest of it is drafted (pre-verify); if that token stays, whole drafts are verified while the next ones
 are drafted (post-verify), until one token is rejected. With `draft_stop` "rejection" a round that rejects does not wait for its
-draft: it takes the target's pass, or the first draft pass where that token decides and comes later. `predict` is exact for so many
-tokens, under any law of single positions (`model.methods.pearl.finite_pearl`); the equations are its limit for many tokens, where
-acceptances are independent with one rate.
+draft: it takes the target's pass, or the first draft pass where that token decides and comes later. `predict` is exact for a
+number of tokens, under any law of single positions (`model.methods.pearl.finite_pearl`); the equations are its limit for many
+tokens, where acceptances are independent with one rate.
 
 [Liu2024] T. Liu et al. PEARL: Parallel Speculative Decoding with Adaptive Draft Length. arXiv:2408.11850.
 """
@@ -50,8 +50,8 @@ def predict(parameters: Parameters, tokens: ArrayLike, law: Any, cost: StepCosts
     [1.301, 2.104, 3.922]
     >>> [round(float(speedup(rate, 4, 0.2)), 3) for rate in (0.5, 0.8, 1.0)]
     [1.304, 2.123, 4.0]
-    >>> dear, some = UnitCost(40, cost_ratio=0.5), Iid(0.5)  # four drafts are two passes
-    >>> lockstep, stopped = (predict(Parameters(40, 4, draft_stop=when), 200, some, dear) for when in ("round", "rejection"))
+    >>> slow, law = UnitCost(40, cost_ratio=0.5), Iid(0.5)  # four draft passes take two of the target
+    >>> lockstep, stopped = (predict(Parameters(40, 4, draft_stop=when), 200, law, slow) for when in ("round", "rejection"))
     >>> round(float(lockstep.latency / 40), 3), round(float(stopped.latency / 40), 3)
     (304.041, 206.358)
     """

@@ -59,7 +59,7 @@ def _stopped() -> SearchStrategy[Example]:
 
 
 def _stopped_on(links: str) -> SearchStrategy[Example]:
-    """The same with links of this kind, and whatever is done with a unit whose process is stopped."""
+    """The same with links of this kind, and units given back at once or later where a process is stopped."""
     clusters = st.sampled_from(STOPS).map(lambda stop: {"units": 2, "links": links, "stop": stop})
     return st.builds(lambda x, cluster: {**x, "cluster": cluster}, _stopped(), clusters)
 
@@ -227,7 +227,7 @@ def nothing_to_stop(x: Example) -> None:
 
 
 @theorem("21e", "Stopping drafts changes no token and no round, on any cluster.",
-         source="a round keeps what the target keeps, however much is drafted behind it",
+         source="a round keeps what the target keeps, however much is drafted after it",
          given=lambda: _decodings("tenths", cluster=True, draft_stop=st.just(algorithm.REJECTION)))
 def stopping_changes_no_round(x: Example) -> None:
     stopped, lockstep = play(x), play(x, draft_stop=algorithm.ROUND)
@@ -237,10 +237,10 @@ def stopping_changes_no_round(x: Example) -> None:
 
 
 @theorem("21f", "Where nothing is accepted a round whose draft is stopped takes one draft pass with its links, or the target's pass"
-         " if that takes longer, whatever the draft length.", source="the first token that is drafted is rejected", given=_stopped)
+         " if that takes longer, for any draft length.", source="the first token that is drafted is rejected", given=_stopped)
 def nothing_accepted(x: Example) -> None:
     prices, n = cost(x), size(x)
-    each = max(prices.target_pass, prices.required("draft") + 2 * prices.link)
+    each = max(prices.target_pass, float(prices.draft_times()) + 2 * prices.link)
     equal("latency", play(x, accept=[False] * n).latency, (n - 1) * each + prices.target_pass, rounding(x))
 
 
