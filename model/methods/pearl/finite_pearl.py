@@ -74,7 +74,7 @@ def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: b
         # As one pass ends the next begins, before anything stops that.
         begun = ((place < drafted) & (drafts(place) <= time * (1 + _ROUNDING)) for place in range(draft_length))
         passes = sum(begun, np.zeros(time.shape, dtype=np.int64))
-    operations = 1.0 + waiting + np.where(passes > 0, passes * cost.operations("draft"), 0.0)
+    operations: Floats = 1.0 + waiting + np.where(passes > 0, passes * cost.operations("draft"), 0.0)
     return RoundTables(waiting, drafted, time, verify + worked * cost.draft_devices, operations)
 
 
@@ -193,7 +193,7 @@ def _moments_of_chains(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> 
 
     def expected(by_end: Floats) -> Floats:
         """The mean over how a round ends: in lock-step what they all take, to the last bit."""
-        found = by_end[KEPT].copy()
+        found: Floats = by_end[KEPT].copy()
         for end in (WAITING_REJECTED, FIRST_REJECTED):
             found += ending[end] * (by_end[end] - by_end[KEPT])
         return found

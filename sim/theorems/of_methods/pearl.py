@@ -46,11 +46,11 @@ def _lengths() -> SearchStrategy[Example]:
 
 
 def _decodings(costs: str = "plain", *, cluster: bool = False, **fields: Any) -> SearchStrategy[Example]:
-    return drafting(9, 4, costs=costs, cluster=cluster, **(_stops() | fields)).map(_drafting_some)
+    return drafting(9, 4, costs=costs, cluster=cluster, **({"draft_stop": _stops()} | fields)).map(_drafting_some)
 
 
-def _stops() -> dict[str, SearchStrategy[Any]]:
-    return {"draft_stop": st.sampled_from(algorithm.DRAFT_STOPS)}
+def _stops() -> SearchStrategy[str]:
+    return st.sampled_from(algorithm.DRAFT_STOPS)
 
 
 def _stopped() -> SearchStrategy[Example]:
@@ -72,11 +72,11 @@ def _wide() -> SearchStrategy[Example]:
 
 def _all_luck() -> SearchStrategy[Example]:
     known = few(6, 3, costs="tenths", law="any").filter(lambda x: "survival" not in x["law"]).map(_drafting_some)
-    return st.builds(lambda x, stop: {**x, "draft_stop": stop}, known, st.sampled_from(algorithm.DRAFT_STOPS))
+    return st.builds(lambda x, stop: {**x, "draft_stop": stop}, known, _stops())
 
 
 def _models(sampled: bool) -> SearchStrategy[Example]:
-    return pairs(4, 3, **_stops()).map(lambda x: _drafting_some({**x, "sampled": sampled}))
+    return pairs(4, 3, draft_stop=_stops()).map(lambda x: _drafting_some({**x, "sampled": sampled}))
 
 
 def _drafting_some(x: Example) -> Example:
