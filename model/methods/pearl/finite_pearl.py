@@ -74,7 +74,7 @@ def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: b
         # As one pass ends the next begins, before anything stops that.
         begun = ((place < drafted) & (drafts(place) <= time * (1 + _ROUNDING)) for place in range(draft_length))
         passes = sum(begun, np.zeros(time.shape, dtype=np.int64))
-    operations: Floats = 1.0 + waiting + np.where(passes > 0, passes * cost.operations("draft"), 0.0)
+    operations = np.asarray(1.0 + waiting + np.where(passes > 0, passes * cost.operations("draft"), 0.0), dtype=np.float64)
     return RoundTables(waiting, drafted, time, verify + worked * cost.draft_devices, operations)
 
 
