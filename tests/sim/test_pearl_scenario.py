@@ -32,6 +32,7 @@ SET = [
     ("method.draft_length=126", "draft_length must be between 1 and 125", "got 126"),
     ("method.placement=colocated", "placement must be 'separate'", "choose method 'speculative'"),
     ("method.placement=near", "unknown placement 'near'"),
+    ("method.draft_stop=now", "unknown draft_stop 'now'", "known: rejection, round"),
     ("method.sampled=yes", "sampled must be true or false", "got 'yes'"),
     ("method.draft_lenght=3", "takes no draft_lenght", "did you mean draft_length?"),
     ("method.sequences=4", "batching must be 'lockstep' with sequences=4"),
@@ -65,6 +66,19 @@ def test_on_one_unit_only_events_have_values(tmp_path: Path) -> None:
     assert rows["formula"]["latency_layers"] is None
     # Rounds of 1, 3 and 2 tokens that draft 3, 2 and nothing.
     assert rows["events"]["latency_layers"] == pytest.approx(3 * 8 + 5 * 0.8)
+
+
+def test_where_stopped_drafts_meet_on_a_shared_link_only_events_have_values(tmp_path: Path) -> None:
+    small = tmp_path / "small.toml"
+    small.write_text(BASE + IID)
+    more = ["--set", "cluster.links=shared", "--set", "cost.link=3.0", "--no-figures"]
+    for stop, known in (("round", True), ("rejection", False)):
+        out = tmp_path / stop
+        done = CliRunner().invoke(app, ["run", str(small), *more, "--set", f"method.draft_stop={stop}", "--out", str(out)])
+        assert done.exit_code == 0, done.stderr
+        rows = {row["view"]: row for row in pl.read_parquet(out / "results.parquet").iter_rows(named=True)}
+        assert (rows["formula"]["latency_layers"] is not None) is known
+        assert rows["events"]["latency_layers"] is not None
 
 
 def rows() -> pl.DataFrame:
