@@ -181,6 +181,19 @@ def simulated(parameters: Parameters, accept: list[bool], cost: UnitCost, cluste
     return simulate(decode(parameters, [0], len(accept)), len(accept), cluster, cost, world)
 
 
+@pytest.mark.parametrize("link", [0.0, 0.25, 1.0])
+def test_as_a_draft_pass_ends_at_the_stop_the_next_has_begun(link: float) -> None:
+    """It is counted, and takes no time: two or four draft passes take one of the target, of six that are drafted."""
+    parameters = Parameters(4, 6, draft_stop=REJECTION)
+    for ratio, outcomes in itertools.product((0.25, 0.5), itertools.product([True, False], repeat=2)):
+        accept, cost = [True, *outcomes, *[True] * 8, False], UnitCost(4, cost_ratio=ratio, link=link, operations_ratio=0.5)
+        run = simulated(parameters, accept, cost, Cluster(2))
+        found = pearl.predict(parameters, len(accept), ByPosition(np.array(accept, float)), cost)
+        assert (run.latency, run.busy) == (float(found.latency), float(found.busy))
+        assert found.operations is not None
+        assert pearl.operations(parameters, cost, run.rounds, run.account) == float(found.operations)
+
+
 def test_a_token_that_waited_may_be_rejected_before_anything_is_drafted() -> None:
     """Then nothing is waited for, and what the draft model goes on from is what came back in the round before."""
     parameters, cost = Parameters(4, 4, draft_stop=REJECTION), UnitCost(4, cost_ratio=0.5, link=3.0)

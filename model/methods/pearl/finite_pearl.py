@@ -71,7 +71,8 @@ def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: b
     else:
         time = np.stack([verify, np.maximum(verify, drafts(np.minimum(drafted, 1)) + links), whole])
         worked = np.minimum(draft, time)
-        # As one pass ends the next begins, before anything stops that.
+        # As one pass ends the next begins, before anything stops that; after the first another process makes it, and in the
+        # simulator it may be stopped before, where both models' passes take the same to the last bit.
         begun = ((place < drafted) & (drafts(place) <= time * (1 + _ROUNDING)) for place in range(draft_length))
         passes = sum(begun, np.zeros(time.shape, dtype=np.int64))
     operations = np.asarray(1.0 + waiting + np.where(passes > 0, passes * cost.operations("draft"), 0.0), dtype=np.float64)
