@@ -167,10 +167,10 @@ def describing(frame: pl.DataFrame) -> list[str]:
     aside = {
         "point", "view", "replications", "latency_sd_layers", "reserved_units", "reserved_layers", "peak_units", "paths_difference",
         *(f"{rate}{more}" for rate in _RATES for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
-        "contended", "exact", "units", "outcomes", "latency_s", "busy_s", "reserved_s", *metrics.columns(), *metrics.PER_ROUND,
+        "contended", "exact", "units", "outcomes", *metrics.columns(), *metrics.PER_ROUND,
         *metrics.WORK, "straggler_loss", "arithmetic_intensity", "agreement_source", "no_value_because",
         *(f"plain_{name}" for name in metrics.PLAIN_WORK),
-        *(name for name in frame.columns if name.startswith("tpot_ms")),
+        *(name for name in frame.columns if name.startswith(("tpot_ms", "latency_s", "busy_s", "reserved_s"))),
     }  # fmt: skip
     if "seconds_error" in frame.columns:
         aside |= {"seconds_per_layer", "seconds_error", "memory_share", "prompt_s", "cost_source", "cost_missing"}

@@ -64,6 +64,13 @@ def test_columns_without_a_value_are_not_shown() -> None:
     assert "agreement" in run_report.describing(frame.with_columns(agreement=pl.lit(0.9)))
 
 
+def test_times_in_seconds_are_not_what_tells_points_apart() -> None:
+    cost = {"kind": "roofline", "device": "a100", "shape": "opt-1.3b"}
+    frame = sim.run(tables(PPD | {"layers": 24, "exit_layer": 12}, cost=cost, sweep={"method.candidates": [1, 2]}))
+    assert {"latency_s_input_low", "busy_s_input_high", "reserved_s"} <= {*frame.columns}
+    assert run_report.describing(frame) == ["candidates", "match_rate"]
+
+
 def test_what_is_not_known_of_rates_moves_a_speed_up_by_half_of_its_interval(tmp_path: Path) -> None:
     given = tables(PPD, outcomes={"kind": "iid", "match_rate": 0.5, "trials": 40}, sweep={"scenario.tokens": [4, 8]})
     made = sweep.run(given, out=tmp_path, jobs=1)
