@@ -25,11 +25,14 @@ PYTHON = {
         "sim.scenarios.grid.Grid", "sim.scenarios.json_schema.of_scenarios", "sim.scenarios.scenario_file.names"
     ],
     "Traces and theorems": ["sim.runs.trace.record", "sim.runs.trace.write", "sim.theorems.check"],
-    "Measured runs": ["sim.comparison.run_comparison.of_file", "sim.comparison.run_comparison.compare", "model.logs.replay.Replayed"],
+    "Measured runs": [
+        "sim.comparison.run_comparison.of_file", "sim.comparison.run_comparison.compare", "model.logs.replay.Replayed"
+    ],
     "Figures": ["figures.of_run"],
     "Closed forms": [
         "model.methods.speculative.theory", "model.methods.ppd.theory", "model.methods.hierarchical.theory",
-        "model.methods.pearl.theory", "model.methods.bild.theory", "model.methods.skipdecode.theory", "model.methods.early_exit.theory",
+        "model.methods.pearl.theory", "model.methods.bild.theory", "model.methods.skipdecode.theory",
+        "model.methods.early_exit.theory",
     ],
     "Costs and hardware": [
         "model.costs.layer_times.UnitCost", "model.costs.pass_seconds.PassSeconds", "model.hardware.profile_files.load",
