@@ -256,7 +256,7 @@ class Read(NamedTuple):
     * `saturation`: how little the state has changed in the pass's last layer, a number in [0, 1]; of a pass that `compared` them.
     * `distance`: how far the law is from `token`, its cross-entropy [nats].
     * `residual`: a token drawn from norm(max(0, p - q)), p being this law and q that of the output `against` at `against_offset`.
-    * `beams`: the `width` likeliest of all continuations of `hypotheses`, best first, each a `Continuation`. A hypothesis is a token
+    * `beams`: the `width` likeliest of all continuations of `hypotheses`, best first (`Continuation`). A hypothesis is a token
       of the pass, by its index, and the logarithm of the probability of all that leads to it.
     """
 

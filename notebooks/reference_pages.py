@@ -13,6 +13,7 @@ from typing import Any
 import typer
 
 from calibrate.commands import calibrate_app
+from model.base.table_records import documented
 from model.methods import registry
 from sim.commands import listing, sim_app
 from sim.scenarios import cases
@@ -126,7 +127,7 @@ def _documentation(of: type | ModuleType) -> list[str]:
 
 
 def _keys(kind: type) -> str:
-    said = listing.documented(kind)
+    said = documented(kind)
     rows = []
     for field in fields(kind):
         default = "required" if field.default is MISSING and field.default_factory is MISSING else _default(field.default)

@@ -17,10 +17,10 @@ from calibrate.commands import (
     run_command,
 )
 from calibrate.commands.common_options import RenamedOptions
+from model.base.command_help import SETTINGS, version_option
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS, callback=version_option,
     help="Profiles of hardware, imported or measured, and small real models to try methods on.",
     epilog="Start with: calibrate layers --model llama-68m --quick -o profiles",
 )  # fmt: skip

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+
+from model.base.command_help import DocumentedCommand
 
 Template = Annotated[
     str | None, typer.Option(help="How a data set is asked: squad, cnn-dm, wmt or none; or chat: by the model's own template.")
@@ -29,7 +30,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout 
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")]
 
 
-class RenamedOptions(TyperCommand):
+class RenamedOptions(DocumentedCommand):
     """A command that refuses an option of an earlier version by the name that it has now."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

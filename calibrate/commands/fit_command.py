@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from calibrate.commands.common_options import guarded
+from model.base.command_help import SETTINGS, DocumentedCommand
 
 fitting = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
     help="Fit what a model leaves open to measured times.",
 )  # fmt: skip
 
@@ -20,7 +21,7 @@ def _group() -> None:
     """Keeps the name of the one command there is."""
 
 
-@fitting.command("roofline")
+@fitting.command("roofline", cls=DocumentedCommand)
 @guarded
 def roofline(
     folder: Annotated[

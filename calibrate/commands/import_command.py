@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from calibrate.commands.common_options import RenamedOptions, guarded, numbers
+from model.base.command_help import SETTINGS
 
 if TYPE_CHECKING:
     from model.hardware.profile import Profile
 
 importing = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True, rich_markup_mode=None, context_settings=SETTINGS,
     help="Make a profile of another project's measurements.",
 )  # fmt: skip
 
@@ -29,7 +30,7 @@ Unit = Annotated[str, typer.Option("--unit", help="Unit of the times in the file
 Commit = Annotated[str, typer.Option("--commit", help="Commit of the repository that the files are from.")]
 
 
-@importing.command("vidur")
+@importing.command("vidur", cls=RenamedOptions)
 @guarded
 def vidur(
     folder: Folder,
@@ -95,7 +96,7 @@ def aiconfigurator(
     _save(made if shape is None else composed_layers.layer(made, shape, splits, model=transformer.label(model), name=name), out)
 
 
-@importing.command("llmservingsim")
+@importing.command("llmservingsim", cls=RenamedOptions)
 @guarded
 def llmservingsim(folder: Folder, model: Model, gpu: Gpu, out: Out, name: Name = "", commit: Commit = "") -> None:
     """A model's profile from a folder of LLMServingSim's with dense.csv, attention.csv and per_sequence.csv.

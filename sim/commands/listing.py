@@ -11,6 +11,7 @@ from model import published
 from model.architectures import transformer
 from model.architectures.transformer import PRESETS, Shape
 from model.base import checks
+from model.base.table_records import documented
 from model.costs.layer_times import LayerTimeCosts
 from model.costs.step_costs import RATIOS
 from model.hardware import devices, profile_files
@@ -183,18 +184,6 @@ def _default(value: object) -> str:
 
 def _given(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
-
-
-def documented(kind: type) -> dict[str, str]:
-    """What a docstring says of each parameter."""
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in (inspect.getdoc(kind) or "").partition("----------\n")[2].splitlines():
-        if line.startswith(" "):
-            found |= {name: f"{found.get(name, '')} {line.strip()}".strip() for name in names}
-        else:
-            names = line.split(", ")
-    return found
 
 
 def _first(documented: object) -> str:

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from model.base import strict_json
+from model.base.command_help import SETTINGS, DocumentedCommand, version_option
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS, callback=version_option,
     help="Would an accelerated decoding method make your model faster, by how much, at what price in extra compute?",
     epilog="Start with: sim run    (the paper's figures)    or: sim run ppd-overheads --set method.candidates=2",
 )  # fmt: skip
@@ -65,7 +65,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     return inner
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def run(
     scenario: Scenario = None,
@@ -171,7 +171,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def plot(
     directory: Annotated[Path | None, typer.Argument(help="The directory of a run.")] = None,
@@ -202,7 +202,7 @@ def plot(
     print(strict_json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def trace(
     scenario: Scenario = None,
@@ -249,7 +249,7 @@ def trace(
     print(out)
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Measured runs: NAME.json of `calibrate run`, one or several.")],
@@ -320,7 +320,7 @@ def compare(
         print(path)
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def check(
     method: Annotated[str | None, typer.Option(help="Whose theorems; of all methods if left out.")] = None,
@@ -373,7 +373,7 @@ def _json(text: str) -> Any:
         raise ParameterError(f"--example must be JSON, got {text!r}: {error}") from None
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def lint(
     scenario: Annotated[str, typer.Argument(help="A TOML file or the name of an embedded scenario.")], methods: Methods = None
@@ -405,7 +405,7 @@ def lint(
         raise typer.Exit(1)
 
 
-@app.command("ls")
+@app.command("ls", cls=DocumentedCommand)
 @guarded
 def list_(
     what: Annotated[
@@ -444,7 +444,7 @@ def list_(
         print("\n".join(f"{name:{width}}  {about}" for name, about in rows.items()))
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def schema(methods: Methods = None) -> None:
     """The JSON schema of scenarios.
@@ -456,7 +456,7 @@ def schema(methods: Methods = None) -> None:
     print(strict_json.dumps(of_scenarios(), indent=2))
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def env(as_json: Json = False) -> None:
     """What the program runs on, for a report of a problem.
