@@ -386,8 +386,8 @@ def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
     assert done.exit_code == 0, done.output
     said = " ".join(done.stdout.split())
     assert "by-hand.json: measured (by hand); prompt 512, tensor_parallel 1" in said
-    assert "each pass has the price of its own context" in said
-    assert "whether weights and cache fit was not checked" in said
+    assert "the time of each pass depends on its own context length" in said
+    assert "not checked whether weights and KV cache fit" in said
     assert "not measured, assumed 0 (column cost_missing): embedding" in said
 
 

@@ -645,7 +645,7 @@ def notes(given: Any, folder: Path, **more: Any) -> list[str]:
 def test_the_notes_of_rates_that_are_stated(tmp_path: Path) -> None:
     lines = notes(tables("bild"), tmp_path)
     assert "fallback and rollback rates: assumed" in lines
-    assert "not exact, another text than the target's: bild; nobody has measured how far it agrees with the target's" in lines
+    assert "not exact, output differs from the target's: bild; token agreement is not measured" in lines
     assert "times: assumed, as [cost] says: cost_ratio; layers not named take one time unit each" in lines
     assert any("equal to the last bit on all 4 decodings" in line for line in lines)
 
@@ -654,17 +654,17 @@ def test_the_notes_of_a_record(tmp_path: Path, record: str) -> None:
     law = {"kind": "thresholds", "file": record}
     lines = notes(tables("bild", method=[{**BILD, **AT}, SKIP], outcomes=law), tmp_path, views=["formula"])
     assert "fallback and rollback rates: measured" in lines
-    told = f"agreement is measured: {record}: share of tokens that the large model would have written"
-    assert f"not exact, another text than the target's: bild; {told}" in lines
-    assert "not exact, another text than the target's: skipdecode; nobody has measured how far it agrees with the target's" in lines
-    assert any(line.startswith("what is not known of the rates moves a speed-up by at most") for line in lines)
+    source = f"token agreement is measured: {record}: share of tokens that the large model would have written"
+    assert f"not exact, output differs from the target's: bild; {source}" in lines
+    assert "not exact, output differs from the target's: skipdecode; token agreement is not measured" in lines
+    assert any(line.startswith("input uncertainty: the rates change a speed-up by at most") for line in lines)
 
 
 def test_the_notes_of_several_methods(tmp_path: Path) -> None:
     lines = notes("compare-lossy", tmp_path)
     assert "match, acceptance, fallback, rollback and exit rates: assumed" in lines
-    unknown = "nobody has measured how far it agrees with the target's"
-    assert f"not exact, another text than the target's: bild, skipdecode, early_exit; {unknown}" in lines
+    unknown = "token agreement is not measured"
+    assert f"not exact, output differs from the target's: bild, skipdecode, early_exit; {unknown}" in lines
 
 
 def test_a_directory_does_not_hide_an_embedded_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
