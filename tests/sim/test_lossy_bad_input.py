@@ -175,14 +175,14 @@ TOGETHER: list[tuple[str, list[str], list[str]]] = [
     (LITTLE.replace(COST, ""), ["method.exit_layer=4", "method.placement=separate"],
      ["placement", "'colocated'", "got 'separate'"]),
     (LITTLE.replace(COST, ""), ["method.exit_layer=4", "method.draft_layers=2"], ["draft_layers", "exit_layer", "got 2"]),
-    (LITTLE, ["method.layers=24", "cost.shape=t5-large"], ["cost.draft_shape is required", "beside cost.shape", "or none"]),
+    (LITTLE, ["method.layers=24", "cost.shape=t5-large"], ["cost.draft_shape is required", "together with cost.shape", "or none"]),
     (
         LITTLE, ["method.layers=24", "method.draft_layers=3", "cost.shape=t5-large", "cost.draft_shape=t5-small"],
         ["method.draft_layers", "must be 6", "cost.draft_shape 't5-small'", "got 3"],
     ),
     (
         LITTLE, ["method.draft_layers=6", "cost.draft_shape=t5-small"],
-        ["cost.shape is required by method bild beside cost.draft_shape", "or none"],
+        ["cost.shape is required by method bild together with cost.draft_shape", "or none"],
     ),
     (LATE, ["method.sequences=4", NARROW], ["reach width 4", "skipdecode", "got 3", "fewer sequences"]),
     (EARLY, ["method.sequences=4", NARROW], ["reach width 4", "early_exit", "got 3", "fewer sequences"]),

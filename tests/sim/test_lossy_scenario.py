@@ -646,7 +646,7 @@ def test_the_notes_of_rates_that_are_stated(tmp_path: Path) -> None:
     lines = notes(tables("bild"), tmp_path)
     assert "fallback and rollback rates: assumed" in lines
     assert "not exact, output differs from the target's: bild; token agreement is not measured" in lines
-    assert "times: assumed, as [cost] says: cost_ratio; layers not named take one time unit each" in lines
+    assert "times: assumed, as [cost] says: cost_ratio; other layers take one layer-time each" in lines
     assert any("equal to the last bit on all 4 decodings" in line for line in lines)
 
 

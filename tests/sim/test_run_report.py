@@ -301,7 +301,7 @@ def test_notes_are_in_the_order_of_the_points() -> None:
     rows = rows.with_columns(match_rate=0.5, outcomes_source=pl.lit("assumed"))
     assert run_report.notes(rows, {"cost": {}})[: most + 3] == [
         "match rates: assumed", *many[:most], f"... and {count - most} more such notes (column outcomes_note)",
-        "times: assumed: every layer one time unit, nothing else takes time",
+        "times: assumed: every layer takes one layer-time, nothing else takes time",
     ]  # fmt: skip
     assert "more such notes" not in "".join(run_report.notes(rows.slice(1, most), {"cost": {}}))
     lossy = [(f"method {at * 37 % count}", f"measured: {at * 7 % 12}") for at in range(count)]
