@@ -30,7 +30,7 @@ from sim.scenarios.outcome_records import (
 
 @dataclass(frozen=True)
 class IndependentMatches(OneRate):
-    """Every position matches with probability `match_rate`; `trials` is the number of comparisons behind it."""
+    """Every position matches with probability `match_rate`; `trials` is the number of comparisons."""
 
     RATES = ("match_rate",)
 
