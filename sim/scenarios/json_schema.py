@@ -1,4 +1,4 @@
-"""The JSON schema of scenarios, from the same dataclasses that check them."""
+"""JSON schema of scenarios, derived from the dataclasses that check them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sim.scenarios.outcomes_section import LAWS
 
 
 def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any]:
-    """The schema of a dataclass, closed to unknown keys; with `name`, of a table that says so under `key`."""
+    """Schema of a dataclass without unknown keys; with `name`, of a table with that value under `key`."""
     found: dict[str, Any] = TypeAdapter(kind).json_schema()
     found["additionalProperties"] = False
     if name is not None:
@@ -24,14 +24,14 @@ def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any
 
 
 def _part(kind: type) -> dict[str, Any]:
-    """The schema of some keys of a dataclass but for its kind: what a method changes of what holds for all."""
+    """Schema of some keys of a dataclass, without its kind: the overrides of a method."""
     found = _of(kind)
     del found["properties"]["kind"], found["required"]
     return found
 
 
 def of_scenarios() -> dict[str, Any]:
-    """The schema of a whole scenario."""
+    """Return the schema of a scenario."""
     cost = {"anyOf": [_of(cases.Cost), _of(HardwareCost)]}
     laws = {outcome: {"anyOf": [_of(kind, name, key="kind") for name, kind in kinds.items()]} for outcome, kinds in LAWS.items()}
     by_name = {"type": "object", "additionalProperties": False, "minProperties": 1, "properties": laws}

@@ -718,7 +718,7 @@ def test_a_log_of_a_target_of_another_depth_is_refused(name: str, tmp_path: Path
     Path("s.toml").write_text(f"{SCENARIO}[[method]]\nlayers = {LAYERS + 1}\n{CHOICES[name]}")
     result = CliRunner().invoke(sim, ["run", "s.toml", "--no-figures", "--json"])
     assert result.exit_code == 2
-    assert f"method.layers must be {LAYERS}, as the target of the log has, got {LAYERS + 1}" in result.stderr
+    assert f"method.layers must be {LAYERS}, as in the log's target, got {LAYERS + 1}" in result.stderr
 
 
 def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -729,7 +729,7 @@ def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: py
     position_log.save(log, "log.json")
     found = match_outcomes.RecordedMatches(log="log.json", head="common").outcome(ppd.Parameters(LAYERS, 3, 2), 8)
     assert found.rate == pytest.approx(np.stack(log.matches(3, 2))[:, :8].mean())
-    assert found.source == "measured: 6 of 6 texts of log.json"
+    assert found.source == "measured: 6 of 6 sequences of log.json"
     drafts = acceptance_outcomes.RecordedAcceptance(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
     assert drafts.rate == pytest.approx(np.stack(log.agreements())[:, :8].mean())
 
@@ -753,7 +753,7 @@ def test_lossy_drafts_need_a_log_of_a_draft(kind: str, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("layers = 5", "layers = 6"), "method.layers must be 5, as the target of the log has, got 6"),
+        (("layers = 5", "layers = 6"), "method.layers must be 5, as in the log's target, got 6"),
         (('head = "common"', 'head = "trained"'), "layer 3 has no trained head"),
         ((', head = "common"', ""), "head is required with a log"),
         (("log.json", "lag.json"), "lag.json: there is no such file"),
