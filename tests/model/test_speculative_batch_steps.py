@@ -223,5 +223,5 @@ def test_what_a_choice_of_batches_says_of_itself() -> None:
     for wrong in ({"sequences": 0}, {"lengths": ()}, {"lengths": (0,)}):
         with pytest.raises(ParameterError, match=r"sequences|lengths"):
             Parameters(LAYERS, 3, **wrong)  # type: ignore[arg-type]
-    with pytest.raises(ParameterError, match="lengths must be at most tokens=4"):
+    with pytest.raises(ParameterError, match="the largest of lengths must equal tokens=4"):
         next(speculative.decode(choice, [0], 4))

@@ -109,7 +109,7 @@ def test_the_longest_text_has_as_many_tokens_as_are_asked_for() -> None:
     static(1, (2, 5)).check_tokens(5)
     static(1).check_tokens(5)
     for tokens in (4, 6):
-        with pytest.raises(ParameterError, match=f"lengths must be at most tokens={tokens}, and one of them that, got 5"):
+        with pytest.raises(ParameterError, match=f"the largest of lengths must equal tokens={tokens}, got 5"):
             static(1, (2, 5)).check_tokens(tokens)
 
 
@@ -228,7 +228,7 @@ def test_what_no_schedule_may_be(given_: dict[str, Any], message: str) -> None:
 
 
 def test_a_schedule_has_positions_for_all_tokens() -> None:
-    with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
+    with pytest.raises(ParameterError, match="the largest of lengths must equal tokens=3"):
         skip(lengths=(2,), batching="static").check_tokens(3)
     message = "tokens must be at most sequence_length-prompt=4, which the schedule has positions for, got 5"
     for refused in (lambda: skip().check_tokens(5), lambda: next(skipdecode.decode(skip(), [0], 5)),
@@ -520,7 +520,7 @@ def test_a_threshold_falls_over_all_tokens() -> None:
     falling.check_tokens(10)
     with pytest.raises(ParameterError, match="longest must be at least tokens=11, over which thresholds fall, got 10"):
         falling.check_tokens(11)
-    with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
+    with pytest.raises(ParameterError, match="the largest of lengths must equal tokens=3"):
         leave(lengths=(2,), batching="static").check_tokens(3)
     for refused in (lambda: leaving.predict(falling, 11, Depths([0, 0, 0, 1]), COST),
                     lambda: next(early_exit.decode(falling, [0], 11))):  # fmt: skip

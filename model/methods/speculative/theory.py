@@ -133,14 +133,14 @@ def work(parameters: Parameters, tokens: int, law: AcceptanceLaw) -> Work | None
         return static_batches.work(parameters, tokens, law)
     if not isinstance(law, Chain | Rounds):
         return None
-    mass, behind_whole = starts(parameters.draft_length, tokens, law)
+    mass, after_whole = starts(parameters.draft_length, tokens, law)
     place = np.arange(tokens)
     most = parameters.draft_length
     count = np.minimum(most, tokens - 1 - place) if parameters.cut else np.full(tokens, most)
     width = count + 1
     attended = place * width + width * (width + 1) / 2
     target = _totals(parameters.layers, mass, width, attended, place + width)
-    again = behind_whole * (count > 0)
+    again = after_whole * (count > 0)
     reading = place * count + count * (count + 1) / 2
     draft = Totals(
         passes=float(mass @ count), layer_runs=float(mass @ count) * parameters.draft_layers,
