@@ -505,7 +505,7 @@ _ROWS = 32
 
 
 class Moments(NamedTuple):
-    """Mean and variance of the time; means of unit-time, arithmetic, rounds and drafted tokens of a decoding, or arrays of these."""
+    """Mean and variance of the time; means of unit-time, arithmetic, rounds and drafted tokens; of one decoding or arrays."""
 
     time: Any
     variance: Any

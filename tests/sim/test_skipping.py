@@ -219,7 +219,7 @@ def test_each_text_of_a_batch_reads_its_own() -> None:
         ({"prompt": -1}, "prompt must be between 0 and"), ({"sequence_length": 0}, "sequence_length must be between 1 and"),
         ({"rounding": "up"}, "unknown rounding 'up'"), ({"power": -1}, "power must be at least 0, got -1"),
         ({"sequences": 0}, "^sequences must be between 1 and 100000, got 0"),
-        ({"sequences": 2}, "^batching must be 'static' or 'lockstep' with sequences=2, got 'continuous': its batches go column by"),
+        ({"sequences": 2}, "^batching must be 'static' or 'lockstep' with sequences=2, got 'continuous': all sequences of its"),
     ],
 )  # fmt: skip
 def test_what_no_schedule_may_be(given_: dict[str, Any], message: str) -> None:
