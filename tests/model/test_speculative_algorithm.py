@@ -186,7 +186,7 @@ def test_properties_of_the_parameters() -> None:
         ({"draft_layers": 0}, "draft_layers must be between 1 and 10000, got 0"),
         ({"draft_layers": 10001}, "draft_layers must be between 1 and 10000, got 10001"),
         ({"sampled": 1}, "sampled must be true or false, got 1"),
-        ({"placement": "beside"}, "unknown placement 'beside'; known: colocated, separate"),
+        ({"placement": "adjacent"}, "unknown placement 'adjacent'; known: colocated, separate"),
     ],
 )
 def test_invalid_parameters_are_refused(change: dict[str, Any], message: str) -> None:
