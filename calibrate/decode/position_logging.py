@@ -139,7 +139,7 @@ def logged(
     spent = Spent() if spent is None else spent
     if draft is not None and draft.vocabulary != target.vocabulary:
         sizes = f"target {target.vocabulary}, draft {draft.vocabulary}"
-        raise ParameterError(f"models must have one vocabulary, got {sizes} tokens; draft with a model of the same tokenizer")
+        raise ParameterError(f"models must have the same vocabulary, got {sizes} tokens; use a draft with the same tokenizer")
     with torch.inference_mode():
         begun = time.perf_counter()
         written, states = _written(target, prompts, tokens, sampling, seed)

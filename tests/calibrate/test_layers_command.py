@@ -375,7 +375,7 @@ def test_what_the_library_does_not_take_is_said_in_a_line(tmp_path: Path, monkey
     monkeypatch.setattr(architectures.transformer, "from_config", refused)
     with pytest.raises(ParameterError) as caught:
         architectures.architecture(str(other))
-    assert str(caught.value) == f"tiny.json: transformers does not take it: one two {'x' * 292}"
+    assert str(caught.value) == f"tiny.json: transformers does not accept it: one two {'x' * 292}"
 
 
 def test_a_grid_beyond_learned_positions_is_refused_before_anything_is_built(tmp_path: Path) -> None:
@@ -580,9 +580,9 @@ def test_the_hub_is_asked_for_its_names_alone(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ParameterError, match="unknown model"):
         architecture("nobody")
     assert asked == []
-    with pytest.raises(ParameterError, match=r"nobody/nothing could not be had from the hub: no network; give its config\.json"):
-        architecture("nobody/nothing")
-    assert asked == [("nobody/nothing", "config.json")]
+    with pytest.raises(ParameterError, match=r"owner/nothing could not be loaded from the hub: no network; give its config\.json"):
+        architecture("owner/nothing")
+    assert asked == [("owner/nothing", "config.json")]
 
 
 @pytest.mark.parametrize(

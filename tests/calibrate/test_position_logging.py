@@ -861,7 +861,7 @@ def test_models_of_other_vocabularies_and_prompts_that_are_none_are_refused(tmp_
     decoders = kin()
     draft = decoders["draft"]
     draft.vocabulary = VOCABULARY + 1
-    with pytest.raises(ParameterError, match=f"one vocabulary, got target {VOCABULARY}, draft {VOCABULARY + 1} tokens; draft with"):
+    with pytest.raises(ParameterError, match=f"same vocabulary, got target {VOCABULARY}, draft {VOCABULARY + 1} tokens; use a"):
         logging.logged(decoders["target"], PROMPTS, TOKENS, draft=draft)
     for prompts in ([], [[1], []]):
         with pytest.raises(ParameterError, match="prompts must hold at least one prompt, and each at least one token"):

@@ -520,10 +520,11 @@ def test_models_that_do_not_fit_a_method_are_refused(tiny: Path, tmp_path: Path)
     assert "one of --prompt TEXT and --prompts FILE must be given, got neither" in refused("autoregressive", *target)
     other = put(tmp_path, "draft", letters=[*LETTERS[1:26], "a", *LETTERS[26:]])
     arguments = ["speculative", *target, "--draft", str(other), *text, "--set", "draft_length=2"]
-    assert "models must have one tokenizer, and 'a' is token 0 to target and token 25 to the draft draft" in refused(*arguments)
+    both = "'a' is token 0 to target and token 25 to the draft draft"
+    assert f"models must have the same tokenizer, and {both}" in refused(*arguments)
     whole = put(tmp_path, "medium", kind="t5")
     arguments = ["speculative", *target, "--draft", str(whole), *text, "--set", "draft_length=2"]
-    assert "models must be of one kind, and target has no encoder and medium has an encoder" in refused(*arguments)
+    assert "models must be of the same kind, and target has no encoder and medium has an encoder" in refused(*arguments)
     (other / "tokenizer.json").unlink()
     (other / "tokenizer_config.json").unlink()
     assert "model draft has no tokenizer that can be loaded" in refused("autoregressive", "--model", str(other), *text)
@@ -540,7 +541,7 @@ def test_prompts_that_cannot_be_decoded_are_refused_before_any_is(tiny: Path, tm
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"bos_token_id": None}))
     words = refused("autoregressive", "--model", str(folder), "--prompt", "")
-    assert "prompt is empty, and model target has no token that texts begin with; give a text" in words
+    assert "prompt is empty, and model target has no start token; give a text" in words
     assert "there is no such file" in refused(*asked(tiny, "autoregressive", "--prompts", str(tmp_path / "none.txt")))
 
 
@@ -757,7 +758,7 @@ def test_models_must_speak_of_the_same_tokens_and_an_encoder_reads_something() -
     both = real_models.decoders("llama", "draft")
     found = {role: load_models.LoadedModel(role, decoder, Spelling(), "") for role, decoder in both.items()}
     found["draft"].decoder.vocabulary = 28
-    said = "models must have one vocabulary, and target has 29 tokens and the draft draft 28; draft with a model of the same"
+    said = "models must have the same vocabulary, and target has 29 tokens and the draft draft 28; use a draft with the same"
     with pytest.raises(ParameterError, match=said):
         load_models.check(found)
     own = real_models.model.__wrapped__("t5", DEPTHS["target"])  # nobody else's: it is changed
@@ -765,11 +766,11 @@ def test_models_must_speak_of_the_same_tokens_and_an_encoder_reads_something() -
     assert load_models.begun(encoding, "abc") == ((0,), (0, 1, 2))
     with pytest.raises(ParameterError, match="prompt 7 is empty, and the encoder of model both has nothing to read; give a text"):
         load_models.begun(encoding, "", "prompt 7")
-    with pytest.raises(ParameterError, match="template chat is the model's own, and model both has none; leave it out"):
+    with pytest.raises(ParameterError, match="template chat needs a chat template, and model both has none; leave it out"):
         load_models.begun(encoding, "abc", chat=True)
     encoding.decoder.config.decoder_start_token_id = encoding.decoder.config.bos_token_id = None
     encoding.decoder.full.generation_config.eos_token_id = None
-    with pytest.raises(ParameterError, match="prompt cannot be decoded, and model both has no token that texts begin with; t"):
+    with pytest.raises(ParameterError, match="prompt cannot be decoded, and model both has no start token; t"):
         load_models.begun(encoding, "abc")
     encoding.decoder.full.generation_config.eos_token_id = [4, 5]
     assert load_models.begun(encoding, "abc") == ((4,), (0, 1, 2))  # a token that ends texts begins one
