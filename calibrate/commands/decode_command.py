@@ -63,7 +63,7 @@ def decode(
 
     calibrate decode ppd --model family:target --heads heads.safetensors --set exit_layer=8 --set candidates=3 --prompt "import "
 
-    calibrate decode bild --model BIG --draft SMALL --set fallback_threshold=0.5 --set rollback_threshold=3 --prompts texts.txt
+    calibrate decode bild --model BIG --draft SMALL --set fallback_threshold=0.5 --set rollback_threshold=3 --prompts prompts.txt
 
     calibrate decode pearl --model family --set draft_length=4 --processes --prompt "def main("
 

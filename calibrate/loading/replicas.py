@@ -49,7 +49,8 @@ class Replica:
             if self.heads is not None:
                 raise ParameterError("heads are trained for a model's weights, and these are random; leave them out")
         elif self.spread != 1.0:
-            raise ParameterError(f"spread is used only with random weights, not with loaded ones, got {self.spread:g}; leave it out")
+            bound = "spread is used only with random weights"
+            raise ParameterError(f"{bound}, and these are loaded; leave it out, got {self.spread:g}")
         checks.number("spread", self.spread, 0)
 
     def load(self) -> Decoder:

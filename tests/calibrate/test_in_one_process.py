@@ -753,7 +753,7 @@ def test_a_model_says_how_far_it_goes_and_what_begins_and_ends_its_texts() -> No
     with pytest.raises(ParameterError, match="some has the unsupported architecture mamba; supported: gpt2, "):
         transformers_adapter.decoder_of(other, "some")
     reads = real_models.model.__wrapped__("t5", 2)
-    with pytest.raises(RuntimeError, match="some has an encoder, which has read nothing yet"):
+    with pytest.raises(RuntimeError, match="some has an encoder, which has not read a text yet"):
         transformers_adapter.decoder_of(reads, "some").rows()
     assert transformers_adapter.run_layers(LayerSpan(2, 5)) == [2, 3, 4]
     whole = real_models.decoders("llama")["target"]
