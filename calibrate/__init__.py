@@ -1,1 +1,1 @@
-"""What real models and real hardware do: interpreters on a model, timing, decision logs, fits."""
+"""Real models on real hardware: decode, time, log decisions, fit."""

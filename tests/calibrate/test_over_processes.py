@@ -269,10 +269,10 @@ def test_a_layer_of_the_main_process_takes_its_share_of_what_its_passes_take_bes
 def test_what_cannot_be_run_over_processes_is_refused_by_name() -> None:
     with pytest.raises(ParameterError, match="heads are trained for a model's weights"):
         Replica("{}", random=1, heads="heads.safetensors")
-    with pytest.raises(ParameterError, match="spread is of random weights"):
+    with pytest.raises(ParameterError, match="spread is used only with random weights"):
         Replica("family:target", spread=2.0)
     for said in ("{", '{"model_type": "none"}', '{"layers": 3}'):
-        with pytest.raises(ParameterError, match="model is no configuration that transformers takes"):
+        with pytest.raises(ParameterError, match="model must be a configuration that transformers accepts"):
             Replica(said, random=0).load()
 
 
