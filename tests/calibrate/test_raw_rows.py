@@ -507,8 +507,8 @@ def test_busy_rows_stand_apart() -> None:
 @pytest.mark.parametrize(
     ("written", "said"),
     [
-        ("", "its first line must say the machine"),
-        ('{"kind": "ceilings"}\n', "its first line must say the machine"),
+        ("", "its first line must describe the machine"),
+        ('{"kind": "ceilings"}\n', "its first line must describe the machine"),
         ('{"kind": "point"}\n', r"line 1: it must be a raw row of `calibrate layers`: row\.batch is missing"),
         ('{"kind": "machine"}\nxx\n{"kind": "point"}\n', "line 2: it must be a raw row"),
         ('{"kind": "machine"}\n[]\n{"kind": "point"}\n', "line 2: it must be a raw row"),

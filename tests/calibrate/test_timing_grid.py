@@ -179,9 +179,9 @@ def test_as_many_companions_are_there_as_a_point_asks_for(monkeypatch: pytest.Mo
     effort = Effort()
 
     def timed(busy: int) -> Any:
-        return crowd.measure(model, Point("eager", 1, 8, 2, busy), effort, 3.0)
+        return neighbours.measure(model, Point("eager", 1, 8, 2, busy), effort, 3.0)
 
-    with timing_grid._Crowd(spec) as crowd:
+    with timing_grid._Neighbours(spec) as neighbours:
         assert timed(0) == {"given": (model, Point("eager", 1, 8, 2, 0), effort, 3.0)}
         assert said == []
         assert timed(2) == {"given": (model, Point("eager", 1, 8, 2, 2), effort, 3.0), "companion_passes": [7, 7]}
@@ -197,7 +197,7 @@ def test_as_many_companions_are_there_as_a_point_asks_for(monkeypatch: pytest.Mo
         timed(1)
         assert said[1:] == [("began", 1, spec), what]
     assert said[-1] == ("ended", 1)
-    assert (crowd.count, crowd.companions) == (0, None)
+    assert (neighbours.count, neighbours.companions) == (0, None)
 
 
 def test_weights_of_a_kind_that_is_not_timed_are_refused_before_anything_is_built() -> None:

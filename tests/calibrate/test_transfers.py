@@ -78,7 +78,7 @@ def test_mistakes_about_links(more: tuple[str, ...], said: str, tmp_path: Path) 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_link_to_a_gpu_where_there_is_none(tmp_path: Path) -> None:
     done = call("links", "-o", str(tmp_path), "--link", "host-to-device", code=2)
-    assert "link host-to-device is not there; this machine has shared-memory" in done.stderr
+    assert "link host-to-device is not available; this machine has shared-memory" in done.stderr
 
 
 # --- links ---
@@ -155,7 +155,7 @@ def test_a_link_that_fails_is_named_and_the_others_are_written(tmp_path: Path, m
     assert [*found.profiles] == ["shared-memory"]
     for wrong, said in (({"sizes": ()}, "sizes must be at least one number, got none"), ({"sizes": (8, 8)}, "different numbers"),
                         ({"sizes": (0,)}, "size must be"), ({"repeats": 0}, "repeats must be"), ({"name": "a b"}, "name must be"),
-                        ({"links": ("nccl",)}, "link nccl is not there"), ({"links": ("tin",)}, "unknown link 'tin'")):  # fmt: skip
+                        ({"links": ("nccl",)}, "link nccl is not available"), ({"links": ("tin",)}, "unknown link 'tin'")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
             transfers.time_links(tmp_path / "none", **wrong)
     assert not (tmp_path / "none").exists()
