@@ -190,7 +190,7 @@ def _forks(decoder: Decoder, repeats: int) -> dict[str, list[float]]:
 def _trees(
     real: Real, held: ProcessState, tokens: tuple[int, ...], repeats: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Time a pass over several hypotheses minus one over as many tokens, by hypotheses and context, and a read of the hypotheses."""
+    """Time a pass over several hypotheses minus one over as many tokens, by hypotheses and context, and a read of them."""
     decoder = real.decoders["target"]
     layers, length = decoder.layers, len(tokens)
     trees: dict[str, list[float]] = {}

@@ -70,7 +70,7 @@ def test_no_prompt_to_learn_from_is_held_out_text(target: Loaded, folders: tuple
         more = {"report": lambda *said: told.append(said)}
         align_draft.align(target, draft, family.text(), replace(FEW, epochs=0.4), tmp_path / "out", **more)
     assert [each[:2] for each in told] == [(24, 24), (1, 2), (2, 2)]
-    assert told[0][2] == "large writes"
+    assert told[0][2] == "large generates"
     assert told[2][2].startswith("loss ")
     learnt = [place for place, mode in enumerate(modes) if mode == (True, True)]
     assert len(learnt) == replace(FEW, epochs=0.4).steps == 2
@@ -226,10 +226,10 @@ def test_alignment_that_was_broken_off_ends_with_the_same_draft(
         align_draft.align(target, model_directory.load(folders[1]), family.text(), FEW, out, report=pull)
     assert not out.exists()
     if stop > 1:  # before the second group of texts nothing was kept
-        with pytest.raises(ParameterError, match="is of an alignment that was broken off") as caught:
+        with pytest.raises(ParameterError, match="is from an interrupted alignment") as caught:
             align_draft.align(target, model_directory.load(folders[1]), family.text(), FEW, out)
-        assert Path(str(caught.value).partition(" is of")[0]).is_file()  # it names what is there
-        with pytest.raises(ParameterError, match="is of another alignment"):
+        assert Path(str(caught.value).partition(" is from")[0]).is_file()  # it names what is there
+        with pytest.raises(ParameterError, match="is from another alignment"):
             align_draft.align(target, model_directory.load(folders[1]), family.text(), replace(FEW, rate=1e-4), out, resume=True)
 
     def tidied(*_: object) -> None:
@@ -262,9 +262,9 @@ def test_texts_that_were_kept_are_of_this_alignment_and_whole(tmp_path: Path) ->
                        ([1, 2, 3], r"I64 of shape \(3,\)"), ([[1.0, 2, 3]], r"F64 of shape \(1, 3\)")):  # fmt: skip
         with pytest.raises(ParameterError, match=f"^{bound} {got}; remove it and begin anew$"):
             kept(wrong)
-    with pytest.raises(ParameterError, match="texts is of another alignment; give the same settings, or remove it and begin anew"):
+    with pytest.raises(ParameterError, match="texts is from another alignment; give the same settings, or remove it"):
         kept([[1, 2, 3]], "others")
-    with pytest.raises(ParameterError, match=r"texts cannot be read, to go on from it: .*; remove it"):
+    with pytest.raises(ParameterError, match=r"texts cannot be read for --resume: .*; remove it"):
         kept([[1, 2, 3]], name="other")
     path.unlink()
     path.mkdir()

@@ -168,7 +168,7 @@ def test_methods_that_cannot_be_captured_are_refused_before_anything_is_timed(
 def test_texts_that_come_apart_are_refused_before_anything_is_timed(cuda: Cuda, tmp_path: Path) -> None:
     method = {"name": "speculative", "draft_length": 2, "sequences": 3, "batching": "static", "forced": {"acceptance_rate": 0.5}}
     out = tmp_path / "runs.json"
-    with pytest.raises(ParameterError, match=r"mode must be eager where sequences .* stand at unequal positions, .* batch = 1"):
+    with pytest.raises(ParameterError, match=r"mode must be eager if sequences .* are at unequal positions, .* batch = 1"):
         run_command.measured(plan_of(tmp_path, method=[method]), out, "cpu")
     assert not [*tmp_path.glob("runs*")]
 
@@ -221,7 +221,7 @@ def test_there_is_room_for_whatever_is_wanted(cuda: Cuda) -> None:
     for room, texts, expected in ((0, 1, (128, 3)), (200, 7, (256, 7))):
         [made] = measure_runs.by_graphs(wanted, own, 5, room, texts).values()
         assert isinstance(made, Graphs)
-        assert (made.room, made.texts) == expected
+        assert (made.room, made.sequences) == expected
     assert interleaved_profiles.Passes((1, 4, 900), (0, 100)).room == 105  # wide passes are no graphs
     assert interleaved_profiles.Passes((1,), (0,)).room >= 64 + 9 + 1
 

@@ -251,7 +251,7 @@ def test_what_somebody_looks_into_is_launched_one_by_one() -> None:
     called: list[int] = []
     made.run((1,), 0, LayerSpan(0, LAYERS), made.rows(), between=called.append)
     assert called == [*range(LAYERS)]
-    assert made.apart == {"is looked into": 1}
+    assert made.apart == {"has a callback": 1}
     assert made.captured == 0
 
 
@@ -309,17 +309,17 @@ def test_a_place_is_told_anew_where_it_was_forgotten() -> None:
     made = Graphs(plain, ROOM, cuda=cuda)
     rows = made.rows()
     made.run((1, 2), 0, LayerSpan(0, 2), rows)
-    [desk] = made._desks.values()
-    place, copied = desk.graph.graph, []
-    numbers, desk.numbers = desk.numbers, SimpleNamespace(copy_=lambda said, **_: copied.append(numbers.copy_(said).tolist()))  # type: ignore[assignment]
-    before = place.replays
+    [inputs] = made._all_inputs.values()
+    graph, copied = inputs.graph.graph, []
+    numbers, inputs.numbers = inputs.numbers, SimpleNamespace(copy_=lambda new, **_: copied.append(numbers.copy_(new).tolist()))  # type: ignore[assignment]
+    before = graph.replays
     for tokens, at, replays, times in (((1, 2), 0, 0, 0), ((1, 3), 0, 0, 1), ((1, 3), 1, 1, 2), ((1, 3), 1, 1, 2)):
         made.run(tokens, at, LayerSpan(0, 2), rows)
-        assert (place.replays - before, len(copied)) == (replays, times)
+        assert (graph.replays - before, len(copied)) == (replays, times)
     assert copied == [[1, 3, 0], [1, 3, 1]]
     made.forget()
     made.run((1, 3), 1, LayerSpan(0, 2), rows)
-    assert (place.replays - before, len(copied)) == (2, 3)
+    assert (graph.replays - before, len(copied)) == (2, 3)
 
 
 def test_heads_that_were_trained_have_graphs_of_their_own() -> None:
@@ -343,7 +343,7 @@ def test_ended_texts_are_forgotten_without_a_collection() -> None:
     try:
         for choice in CHOICES.values():
             looked(by, choice, PROMPTS[0], 6)
-            assert all(each._home.owner() is None for each in by.values())
+            assert all(each._buffers.owner() is None for each in by.values())
     finally:
         gc.enable()
 
@@ -363,7 +363,7 @@ def test_a_copy_of_rows_is_of_its_own() -> None:
 def test_passes_over_several_texts_are_those_without_graphs(width: int) -> None:
     """Also those that are too wide to be replayed; layers that are left out, and states on the way, are the same."""
     plain = real_models.decoders("llama")["target"]
-    made = Graphs(plain, ROOM, texts=2, cuda=Cuda())
+    made = Graphs(plain, ROOM, sequences=2, cuda=Cuda())
     tokens = tuple((7 * place + 3) % real_models.VOCABULARY for place in range(2 * width))
     seen: dict[str, list[Any]] = {"with": [], "without": []}
     found = [
@@ -380,7 +380,7 @@ def test_passes_over_several_texts_are_those_without_graphs(width: int) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     plain = real_models.decoders("llama")["target"]
-    made = Graphs(plain, 8, texts=2, cuda=Cuda())
+    made = Graphs(plain, 8, sequences=2, cuda=Cuda())
     rows = made.rows()
     made.run((1,) * 8, 0, LayerSpan(0, LAYERS), rows)
     with pytest.raises(ParameterError, match=r"at most 8 positions together.*, got 9; make room for more"):
@@ -390,7 +390,7 @@ def test_what_does_not_fit_is_refused() -> None:
     far = Graphs(plain, 200, cuda=Cuda())
     with pytest.raises(ParameterError, match="at most 96 positions"):
         far.run((1, 2), 95, LayerSpan(0, LAYERS), far.rows())
-    for name, value in (("room", 0), ("texts", 0)):
+    for name, value in (("room", 0), ("sequences", 0)):
         with pytest.raises(ParameterError, match=name):
             Graphs(plain, **{"room": 8, name: value}, cuda=Cuda())
 
@@ -406,7 +406,7 @@ def test_models_that_cannot_be_captured_are_refused() -> None:
             name="long", config=SimpleNamespace(is_encoder_decoder=False), body=SimpleNamespace(rotary_emb=rotary),
         )  # fmt: skip
         if growing:
-            said = f"^mode must be eager with long, whose positions are of kind {growing}: they look how long the text is, got"
+            said = f"^mode must be eager with long, whose positions are of kind {growing}: they depend on the sequence"
             with pytest.raises(ParameterError, match=said):
                 cuda_graphs.check(model)
         else:

@@ -195,9 +195,9 @@ def test_training_that_was_broken_off_ends_with_the_same_heads(
     with pytest.raises(KeyboardInterrupt):
         exit_heads.train(loaded, family.text(), FEW, path, report=pull)
     assert not path.exists()
-    with pytest.raises(ParameterError, match="--resume goes on with it"):
+    with pytest.raises(ParameterError, match="--resume continues it"):
         exit_heads.train(loaded, family.text(), FEW, path)
-    with pytest.raises(ParameterError, match="is of another training"):
+    with pytest.raises(ParameterError, match="is from a training with other settings"):
         exit_heads.train(loaded, family.text(), replace(FEW, rate=1e-4), path, resume=True)
     exit_heads.train(loaded, family.text(), FEW, path, resume=True)
     one, other = load_file(path), load_file(trained)
@@ -292,7 +292,7 @@ def test_broken_heads_are_refused_in_one_line(case: str, loaded: Loaded, trained
 def test_heads_of_another_model_are_refused(trained: Path, folder: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     family.broken(other, "model.norm.weight", lambda value: value + 0.5)
-    with pytest.raises(ParameterError, match=r"is of the model with checksum .* \(tiny\), and this one has"):
+    with pytest.raises(ParameterError, match=r"belongs to the model with checksum .* \(tiny\), and this one has"):
         exit_heads.of(model_directory.load(other), trained)
 
 

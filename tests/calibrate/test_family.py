@@ -88,7 +88,7 @@ def test_a_directory_has_one_tokenizer_and_one_text(tmp_path: Path, read: corpus
     with pytest.raises(ParameterError, match="vocabulary is 301, and was 300"):
         make_model.tokenizer_of(tmp_path, read, 301)
     (tmp_path / make_model.CORPUS).unlink()
-    with pytest.raises(ParameterError, match="vocabulary is 300, and was not said; take another directory, or remove both"):
+    with pytest.raises(ParameterError, match="vocabulary is 300, and was not recorded; take another directory, or remove both"):
         make_model.tokenizer_of(tmp_path, read, 300)
     (tmp_path / make_model.CORPUS).write_text(json.dumps(read.about() | {"vocabulary": 300}))
     (tmp_path / make_model.TOKENIZER).write_text("{")
@@ -137,7 +137,7 @@ def test_broken_off_training_ends_with_the_same_weights(
     with pytest.raises(BrokenOffError):
         family.made(tmp_path / "parts", recipe=recipe, report=pull)
     assert not (tmp_path / "parts" / "tiny").exists()
-    with pytest.raises(ParameterError, match="broken off; --resume goes on with it"):
+    with pytest.raises(ParameterError, match="interrupted training; --resume continues it"):
         family.made(tmp_path / "parts", recipe=recipe)
     seen: list[int] = []
     parts = family.made(tmp_path / "parts", recipe=recipe, resume=True, report=lambda step, *_: seen.append(step))
@@ -192,9 +192,9 @@ def test_what_was_kept_of_another_training_is_refused(tmp_path: Path, monkeypatc
     assert modes[0] == modes[-1] == (True, True)
     assert modes[1:-1] == [(False, False)] * (len(modes) - 2)
     assert windows == [64]  # few of the held-out text, as long as it is only looked at
-    with pytest.raises(ParameterError, match="is of another training"):
+    with pytest.raises(ParameterError, match="is from a training with other settings"):
         family.made(tmp_path, recipe=replace(recipe, seed=1), resume=True)
-    with pytest.raises(ParameterError, match=r"is of another model: .* must be of \(300, 64\), got \(300, 32\)"):
+    with pytest.raises(ParameterError, match=r"is from another model: .* must have shape \(300, 64\), got \(300, 32\)"):
         family.made(tmp_path, recipe=recipe, size=Size(3, 64, 64), resume=True)
     place = tmp_path / "tiny.kept"
     place.write_bytes(place.read_bytes()[:1000])
@@ -343,10 +343,10 @@ def test_a_state_that_lacks_what_optimizers_know_is_refused(tmp_path: Path) -> N
             training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
     for key, value, said in (("step", "0", "step must be"), ("seconds", "-1", "seconds must be"), ("log", "3", "log must be")):
         save_file(tensors, path, about | {key: value})
-        with pytest.raises(ParameterError, match=f"tiny.kept cannot be read, to go on from it: {said}"):
+        with pytest.raises(ParameterError, match=f"tiny.kept cannot be read for --resume: {said}"):
             training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
     save_file(tensors, path, {"settings": "these"})
-    with pytest.raises(ParameterError, match=r"tiny\.kept was not kept by a training; remove it and begin anew"):
+    with pytest.raises(ParameterError, match=r"tiny\.kept is no saved state of a training; remove it and begin anew"):
         training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
 
 
@@ -491,7 +491,7 @@ def test_weights_in_several_files_are_read_too(kept: Path, copied: Path) -> None
     one, other = model_directory.load(kept).model.state_dict(), model_directory.load(copied).model.state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
     files[0].unlink()
-    with pytest.raises(ParameterError, match="which must be a safetensors file beside it"):
+    with pytest.raises(ParameterError, match="which must be a safetensors file in its folder"):
         model_directory.load(copied)
 
 
@@ -518,7 +518,7 @@ def test_a_configuration_may_ask_for_no_more_than_its_weights_hold(tmp_path: Pat
         return ""
 
     for key in ("num_hidden_layers", "n_layer", "num_layers"):
-        bound = f"{key} of model tiny must be that of its weights, which have"
+        bound = f"{key} of model tiny must match its weights, which have"
         assert said(shapes, **{key: 2}) == ""
         assert said(shapes, **{key: 3}) == f"{bound} 2 layers, got 3; fetch or make it again"
         assert said({"w.weight": [8, 8]}, **{key: 1}) == f"{bound} 0 layers, got 1; fetch or make it again"
@@ -570,7 +570,7 @@ def test_an_index_names_safetensors_beside_it(tmp_path: Path) -> None:
     (tmp_path.parent / "e.safetensors").touch()
     for wrong in ("../e.safetensors", "c.bin", "f.safetensors"):
         index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": wrong}}))
-        with pytest.raises(ParameterError, match=f"names {Path(wrong).name}, which must be a safetensors file beside it"):
+        with pytest.raises(ParameterError, match=f"names {Path(wrong).name}, which must be a safetensors file in its folder"):
             model_directory.weights(tmp_path)
     (tmp_path / model_directory.WEIGHTS).touch()  # one file alone goes before an index
     assert model_directory.weights(tmp_path) == [tmp_path / model_directory.WEIGHTS]
@@ -598,18 +598,18 @@ BAD = {
     "nan": (lambda path: family.broken(path, "model.norm.weight", lambda value: value * math.nan), "model.norm.weight of tiny"),
     "inf": (lambda path: family.broken(path, "model.norm.weight", lambda value: value / 0), "32 of its 32 numbers are not"),
     "truncated": (_cut, "model tiny cannot be loaded from model.safetensors"),
-    "lacking": (_lack, "lacks 1 tensors that its config.json asks for, such as model.layers.1.mlp.up_proj.weight"),
+    "lacking": (_lack, "lacks 1 tensors that its config.json requires, such as model.layers.1.mlp.up_proj.weight"),
     "sizes": (
         lambda path: family.config(path, hidden_size=64),
-        r"must be of shape \(300, 64\), as its config.json asks for",
+        r"must have shape \(300, 64\), as its config.json requires",
     ),
     "vocabulary": (
         lambda path: family.config(path, vocab_size=400),
-        r"model.embed_tokens.weight of model tiny must be of shape \(400, 32\), as its config.json asks for, got \(300, 32\)",
+        r"model.embed_tokens.weight of model tiny must have shape \(400, 32\), as its config.json requires, got \(300, 32\)",
     ),
     "deeper": (
         lambda path: family.config(path, num_hidden_layers=1),
-        "num_hidden_layers of model tiny must be that of its weights, got 1 and model.layers.1.",
+        "num_hidden_layers of model tiny must match its weights, got 1 and model.layers.1.",
     ),
     "layers": (lambda path: family.config(path, num_hidden_layers="two"), "error for field 'num_hidden_layers': .*'two'"),
     "pickle": (_pickle, "only pytorch_model.bin, which are not read; only safetensors are loaded"),
@@ -621,7 +621,7 @@ BAD = {
     "t5": (lambda path: family.config(path, model_type="t5", is_encoder_decoder=True), "must be decoder-only"),
     "code": (
         lambda path: family.config(path, model_type="mine", auto_map={"AutoModelForCausalLM": "evil.Mine"}),
-        "would run code of its own",
+        "would run the model's own code",
     ),
     "no tokenizer": (lambda path: [each.unlink() for each in path.glob("tokenizer*")], "has no tokenizer"),
 }
@@ -680,7 +680,7 @@ def test_the_hub_gives_no_code_and_its_errors_are_one_line(kept: Path, monkeypat
         raise OSError("no way\nthrough")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
-    with pytest.raises(ParameterError, match="model owner/name could not be had from the hub: no way; give a directory instead"):
+    with pytest.raises(ParameterError, match="model owner/name could not be fetched from the hub: no way; give a directory"):
         model_directory.load("owner/name")
 
 
@@ -744,7 +744,7 @@ def test_train_writes_models_and_goes_on(tmp_path: Path) -> None:
         ("--layers 3", "layers, hidden and ffn must be given all three"),
         ("--role a,b --layers 1 --hidden 32 --ffn 32", "role must be one name"),
         ("--role ../a --layers 1 --hidden 32 --ffn 32", "role must be one name"),
-        ("--role a --layers 1 --hidden 33 --ffn 32", "hidden must be a multiple of 32, that of a head, got 33"),
+        ("--role a --layers 1 --hidden 33 --ffn 32", "hidden must be a multiple of 32, the size of a head, got 33"),
         ("--role a --layers 0 --hidden 32 --ffn 32", "layers must be between 1"),
         ("--epochs nan", "epochs must be between 0 and 1000, got nan"),
         ("--batch 0", "batch must be at least 1, got 0"),
@@ -770,7 +770,7 @@ def test_a_model_that_is_there_is_trained_no_more_unless_it_is_to_go_on(kept: Pa
         make_model.make(*asked, folder)
     assert make_model.make(*asked, folder, resume=True) == model_directory.log_of(folder / "tiny")
     (folder / "tiny").rename(folder / "tiny.kept")
-    with pytest.raises(ParameterError, match="of a training that was broken off; --resume goes on with it, or remove it"):
+    with pytest.raises(ParameterError, match="from an interrupted training; --resume continues it, or remove it"):
         make_model.make(*asked, folder)
 
 

@@ -126,8 +126,8 @@ def one_more(token: int, at: int) -> Steps:
     [
         (lambda: ppd.decode(ppd.Parameters(LAYERS, 3, 1), PROMPT, 4), ParameterError,
          r"layers of the target must be 5, as random llama has, each pass through all of them, got \[0, 3\)"),
-        (lambda: beam.decode(beam.Parameters(LAYERS, 2, 2, **SMALL), PROMPT, 6), ParameterError, "makes plain passes of one text"),
-        (two_lines, ParameterError, "two of them go on with the draft model's; run this method in one process"),
+        (lambda: beam.decode(beam.Parameters(LAYERS, 2, 2, **SMALL), PROMPT, 6), ParameterError, "plain passes of one sequence"),
+        (two_lines, ParameterError, "two processes continue those of the draft model; run this"),
         (with_a_gap, CacheError, "at position 3"),
         (headless, CacheError, "projects no position"),
     ],

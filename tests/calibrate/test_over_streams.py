@@ -67,7 +67,7 @@ class Pass(NamedTuple):
     begun: Any
     ended: Any
 
-    def behind(self, other: Pass, *, begins: bool = False) -> bool:
+    def is_after(self, other: Pass, *, begins: bool = False) -> bool:
         """Whether it ends behind the other's end, or behind its beginning."""
         return bool(self.ended[other.stream] >= (other.begun if begins else other.ended)[other.stream] + begins)
 
@@ -179,11 +179,11 @@ def test_sub_processes_run_beside_the_main_one(parameters: Any) -> None:
         for each in subs:
             assert own.last > own.first or own.at == each.at - 1
             if each.last <= own.first:
-                assert not each.behind(own, begins=True)
+                assert not each.is_after(own, begins=True)
             elif each.last < LAYERS:
-                assert not each.behind(own)
-            assert not own.behind(each, begins=True)
-            assert not any(each.behind(other, begins=True) for other in subs if other is not each)
+                assert not each.is_after(own)
+            assert not own.is_after(each, begins=True)
+            assert not any(each.is_after(other, begins=True) for other in subs if other is not each)
 
 
 def test_a_barrier_is_one_on_the_device_too() -> None:
@@ -193,7 +193,7 @@ def test_a_barrier_is_one_on_the_device_too() -> None:
         pairs = [*rounds(passes)]
         waited = []
         for (_, subs), (following, _) in itertools.pairwise(pairs):
-            waited.append(sum(following.behind(each) for each in subs))
+            waited.append(sum(following.is_after(each) for each in subs))
         matches = [kind == "match" for kind in found.work.commits[: len(waited)]]
         assert {True, False} <= {*matches}
         if form == "literal":
@@ -399,7 +399,7 @@ def test_who_is_taken_over_late_is_refused() -> None:
         yield Join((yield Fork((Forward("target", (6,), 2, LayerSpan(0, LAYERS)),), (1,))))
         yield Adopt(sub, 2, LAYERS)
 
-    with pytest.raises(CacheError, match="a single pass, before its starter starts others"):
+    with pytest.raises(CacheError, match="only a single pass can be adopted, before its parent forks others"):
         Streams(Lanes(decoder_of("llama"), 2, Device())).run(steps(), 8)
 
 
@@ -435,7 +435,7 @@ def test_who_is_taken_over_without_a_join_is_waited_for_there() -> None:
     found, passes = watched(decoder_of("llama"), device, steps(), 2, 1)
     assert device.races == []
     assert found.work.tokens == real_models.oracle(real_models.model("llama", LAYERS), [3, 4, 5], 1)
-    assert passes[-1].behind(passes[-2])
+    assert passes[-1].is_after(passes[-2])
 
 
 @pytest.mark.parametrize("how", ["taken over", "taken over and read later", "joined and read later"])

@@ -212,7 +212,7 @@ def early(self: gpu_ordering.Events, low: int, high: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "instead"), [("come_behind", nothing), ("finish", nothing), ("mark", early), ("settle", nothing)]
+    ("name", "instead"), [("wait_for", nothing), ("finish", nothing), ("mark", early), ("settle", nothing)]
 )
 def test_what_keeps_order_is_needed(
     cuda: Cuda, name: str, instead: Callable[..., None], monkeypatch: pytest.MonkeyPatch
@@ -240,14 +240,14 @@ def test_a_pass_that_may_be_stopped_is_launched_a_little_ahead(cuda: Cuda) -> No
     for layer in range(9):
         order.mark(layer, layer + 1)
         try:
-            order.keep_up(stopped, None)
+            order.limit_ahead(stopped, None)
         except GaveUp:
             break
         asked.append(layer)
     assert len(asked) == gpu_ordering.AHEAD
     with pytest.raises(GaveUp):
         order.finish(stopped)
-    order.keep_up(None, None)  # nobody can stop it: it is launched as fast as may be
+    order.limit_ahead(None, None)  # nobody can stop it: it is launched as fast as may be
     seen: list[int] = []
     cuda.done = lambda: len(seen) > 3
     order.finish(None, lambda: seen.append(0))  # others are seen to meanwhile
@@ -340,8 +340,8 @@ def test_each_unit_has_a_gpu_of_its_own_unless_they_are_named() -> None:
 
 def test_gpus_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_ordering, "cuda", lambda: type("One", (), {"device_count": staticmethod(lambda: 1)}))
-    said = "gpus must be there, one for each of 2 units, and cuda:1 is not among 1; name others, or have units share them: --gpus"
-    with pytest.raises(ParameterError, match=f"{said} cuda:0,cuda:0; or take streams of one"):
+    said = "gpus must exist, one for each of 2 units, and cuda:1 is not among 1; name others, or let units share one: --gpus"
+    with pytest.raises(ParameterError, match=f"{said} cuda:0,cuda:0; or take streams of one GPU"):
         gpu_ordering.check(TWO)
     with pytest.raises(ParameterError, match="cuda:1 is not among 1"):  # noqa: SIM117
         with started(on_gpus(), 2):

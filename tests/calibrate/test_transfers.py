@@ -155,7 +155,7 @@ def test_a_link_that_fails_is_named_and_the_others_are_written(tmp_path: Path, m
     assert [*found.profiles] == ["shared-memory"]
     for wrong, said in (({"sizes": ()}, "sizes must be at least one number, got none"), ({"sizes": (8, 8)}, "different numbers"),
                         ({"sizes": (0,)}, "size must be"), ({"repeats": 0}, "repeats must be"), ({"name": "a b"}, "name must be"),
-                        ({"links": ("nccl",)}, "link nccl is not available"), ({"links": ("tin",)}, "unknown link 'tin'")):  # fmt: skip
+                        ({"links": ("nccl",)}, "nccl is not available"), ({"links": ("tin",)}, "unknown link 'tin'")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
             transfers.time_links(tmp_path / "none", **wrong)
     assert not (tmp_path / "none").exists()

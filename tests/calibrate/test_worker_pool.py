@@ -398,7 +398,7 @@ def test_workers_are_told_what_to_load_and_must_have_the_same(monkeypatch: pytes
     workers[0].answers.append(("load", same))
     workers[2].answers.append(("load", "others"))
     pool.share = False
-    with pytest.raises(ProcessError, match="the model of unit 3 is not that of unit 0, though both were asked for alike"):
+    with pytest.raises(ProcessError, match="the model of unit 3 differs from that of unit 0, though both loaded one replica"):
         pool.load(replica, 20)
     assert pool.capacity == 20
     assert pool.broken

@@ -180,7 +180,7 @@ def test_rows_are_taken_from_wherever_they_lie(three: Any) -> None:
         MissingRows(0, 1, 2, 3, 4),
     )  # fmt: skip
     three.tags[1, 1, 2] = 9
-    with pytest.raises(CacheError, match="rows of layer 1 at position 2, which unit 2 lacks, are nowhere any more"):
+    with pytest.raises(CacheError, match="rows of layer 1 at position 2, missing on unit 2, are on no unit"):
         run._pieces(*asked)
     three.since[0, 0, 1:3], three.memory.stamps[0] = (3, 7), 7
     assert run._piece(0, 0, 2, 1, 3).since == ()
@@ -261,14 +261,14 @@ def homeless() -> Steps:
 
 
 @pytest.mark.parametrize(("steps", "error", "said"), [
-    (forked(nested()), CacheError, "only the main process takes over what a sub-process has made"),
-    (crossing(), CacheError, "target: unit 1 cannot go on from what unit 0 made"),
+    (forked(nested()), CacheError, "only the main process can adopt the pass of a sub-process"),
+    (crossing(), CacheError, "target: unit 1 cannot continue the pass of unit 0"),
     (two_at_once(), CacheError, "unit 1 is to make a pass while it makes another one"),
-    (nobody_ends(), CacheError, "came to a halt before it had put out all its tokens"),
-    (spoiled(), CacheError, "rows at position 2 of unit 1 are no longer those of the process that is taken over"),
+    (nobody_ends(), CacheError, "came to a halt before it had emitted all its tokens"),
+    (spoiled(), CacheError, "rows at position 2 of unit 1 are no longer those of the adopted process"),
     (too_early(), CacheError, "a task that has not ended cannot be taken over; join it first"),
     (overwriting(), CacheError, "target: a pass at position 1 replaces rows that a sub-process is copying"),
-    (homeless(), CacheError, "a single pass that may be anywhere found no unit that is free"),
+    (homeless(), CacheError, "a single pass without a requested unit found no free unit"),
     (forked(whole(2, (5,)), where=(3,)), ParameterError, "units must be at least 4, as .* on unit 3, got 3; start more"),
     (forked(whole(2, (5,)), where=(0,)), ParameterError, "units must be at least 1, as"),
     (forked(whole(15, (5, 6))), ParameterError, "must fit the capacity=16, got at least 17 positions; start the processes with"),
@@ -561,7 +561,7 @@ def test_rows_that_do_not_come_and_passes_that_nobody_stopped_end_the_run(three:
         with pytest.raises(ProcessError, match="rows did not come within 60 s"):
             run._meanwhile(39.999)
     monkeypatch.setattr(three, "wait", lambda _: three.board.words[1].__setitem__(DONE, 1))
-    with pytest.raises(ProcessError, match="the process of unit 1 gave up a pass that nobody stopped; the run is over"):
+    with pytest.raises(ProcessError, match="the process of unit 1 gave up a pass that was not stopped; the run is over"):
         ran(three, forked(whole(2, (5,))))
 
 
