@@ -256,7 +256,7 @@ def test_texts_that_were_kept_are_of_this_alignment_and_whole(tmp_path: Path) ->
 
     assert kept([[0, 8, 1], [2, 3, 4]]).tolist() == [[0, 8, 1], [2, 3, 4]]
     assert kept([[0, 8, 1]]).tolist() == [[0, 8, 1]]
-    bound = "texts must hold at most 2 texts of 3 whole numbers below the vocabulary=9, got"
+    bound = "texts must hold at most 2 sequences of 3 whole numbers below the vocabulary=9, got"
     for wrong, got in (([[1, 2, 3]] * 3, r"I64 of shape \(3, 3\)"), ([[1, 2]], r"I64 of shape \(1, 2\)"),
                        ([[1, 2, 9]], r"I64 of shape \(1, 3\)"), ([[-1, 2, 3]], r"I64 of shape \(1, 3\)"),
                        ([1, 2, 3], r"I64 of shape \(3,\)"), ([[1.0, 2, 3]], r"F64 of shape \(1, 3\)")):  # fmt: skip
