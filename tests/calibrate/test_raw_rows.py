@@ -85,8 +85,8 @@ def test_negative_differences_are_zero_and_means_bound_their_quartiles() -> None
         3,
         5,
         4,
-    )  # no call known: nothing subtracted
-    assert by_place(read_times.part_rows([without], {0: 1e-6}, 1))["kv_rows", 0, 8] == (1, 2, 4, 4)  # a single layer takes all of it
+    )  # without the call
+    assert by_place(read_times.part_rows([without], {0: 1e-6}, 1))["kv_rows", 0, 8] == (1, 2, 4, 4)  # a single layer
 
 
 # --- after pauses ---
