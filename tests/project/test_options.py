@@ -787,13 +787,13 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--out --role --layers --hidden --ffn --epochs --batch --length --rate --seed --vocabulary --text --device --threads"
                " --resume --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_family.py::test_train_writes_models_and_goes_on": "--json",
+        "test_family.py::test_train_command_writes_models_and_resumes": "--json",
     },
     "calibrate heads": {
         REACH: "--model --out --settings --layers --epochs --batch --length --rate --labels --seed --text --device --threads"
                " --resume --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_exit_heads.py::test_heads_are_trained_by_a_command": "--json",
+        "test_exit_heads.py::test_heads_command_trains_heads": "--json",
     },
     "calibrate align": {
         REACH: "--target --draft --out --prompts --prompt --tokens --held-out --epochs --batch --rate --seed --text --device"
