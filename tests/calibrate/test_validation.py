@@ -311,8 +311,8 @@ def test_the_fit_of_a_processor_prints_what_the_page_says_of_it(capsys: pytest.C
         assert f"({low:.2f} to {high:.2f})" in line
         if of is min:
             one = np.median([ratio for place, ratio in ratios.items() if place[0] == 1])
-            assert line == f"  with one other process: {middle:.2f} times as long ({low:.2f} to {high:.2f}); width 1: {one:.2f}"
-    assert lines[8].startswith("  by the median round instead of the shortest: ")
+            assert line == f"  next to one process: {middle:.2f} times as long ({low:.2f} to {high:.2f}); width 1: {one:.2f}"
+    assert lines[8].startswith("  in the median round instead of the shortest: ")
     assert len(lines) == 9
 
 
@@ -429,7 +429,7 @@ def test_a_time_at_the_bounds_of_what_a_gpu_takes_is_taken(cell: str) -> None:
         limits = f"{peaks / 1.1:.3g}, what the peaks of the GPU allow, and {100 * peaks + 1e-4:.3g}"
         with pytest.raises(ParameterError, match=f"seconds must be between {limits}, got {outside * bound:g}; give one layer or"):
             fits.adapted([make(cell.format(repr(outside * bound)))[1]])
-    with pytest.raises(ParameterError, match="layers and products must be at least one in number, got none; give a measured time"):
+    with pytest.raises(ParameterError, match="layers and products must be at least one in all, got none; give a measured time"):
         fits.adapted([])
 
 
