@@ -40,7 +40,7 @@ POWERS = (1, 2, 4, 8, 16)
 
 HELD = (
     ("contexts", None, False),
-    ("contexts and widths, the overhead fitted", POWERS, True),
+    ("contexts and widths, overhead fitted", POWERS, True),
     ("contexts and widths", POWERS, False),
 )
 """Kinds of hold-out: a label, the fitted widths, and True if only the overhead per step is fitted at these widths."""
