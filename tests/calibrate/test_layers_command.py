@@ -166,7 +166,7 @@ def test_a_clock_that_runs_backwards_writes_no_profile(
     model, out = config(intermediate_size=4096), str(tmp_path / "out")
     done = call("layers", "--model", model, *QUICK, "--dtype", "bfloat16", "--widths", "1,16", "-o", out, code=1)
     assert "no profile of mode eager was written: layer at width" in done.stderr
-    assert re.search(r"would be [\d.e+]+ FLOP/s, and h100 reaches [\d.e+]+ at most \(arithmetic\); look at the clock", done.stderr)
+    assert re.search(r"would be [\d.e+]+ FLOP/s, and h100 reaches [\d.e+]+ at most \(arithmetic\); check the clock", done.stderr)
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out" / "cpu-tiny-llama.json").exists()
     assert (tmp_path / "out" / "cpu-tiny-llama.jsonl").exists()
@@ -437,7 +437,7 @@ def test_what_beats_a_measured_ceiling_is_told_and_kept(
     # What is a hundred times as fast again is no kernel: somebody took a unit for another.
     table = found.table.with_columns(pl.col("time_s", "low_s", "high_s") / 100)
     profile_files.save(replace(found, name="wrong", table=table), out)
-    with pytest.raises(ParameterError, match=r"wrong\.json: layer at width 2, .*: more than 100 times that is a mistake; look at"):
+    with pytest.raises(ParameterError, match=r"wrong\.json: layer at width 2, .*: more than 100 times that is a mistake; check"):
         HardwareCost("profile", profile=str(out / "wrong.json"))
 
 

@@ -43,7 +43,7 @@ def test_a_profile_whose_times_are_a_thousand_times_too_long_is_refused(name: st
     said = refused(["ls", "profiles", slower(name, 1000, tmp_path)])
     assert "mine.json: " in said
     assert "is too long" in said
-    assert "look at the unit" in said
+    assert "check the unit" in said
     assert "a hundredth of its peaks" in said
 
 
