@@ -432,7 +432,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"kind": "profile", "profile": 3}, "cost: profile must be a name in quotes, got 3"),
     ({}, {"kind": "profile", "profile": "h100-operations"}, "cost: profile: h100-operations is a profile of operations: name"),
     ({}, H100 | {"shape": "opt-1.3b"}, "cost: profile: h100-llama-2-13b is of llama-2-13b, not of opt-1.3b"),
-    ({}, H100 | {"dtype": "float8"}, "cost: profile: dtype must be bfloat16, what h100-llama-2-13b is of, got 'float8'; it covers"),
+    ({}, H100 | {"dtype": "float8"}, "cost: profile: dtype must be bfloat16, that of h100-llama-2-13b, got 'float8'; it covers"),
     ({}, H100 | {"tensor_parallel": 3}, "cost: profile: tensor_parallel must be one of 1, 2, 4, 8 in profile"),
     ({}, H100 | {"busy": 1}, "busy must be 0 in profile h100-llama-2-13b, got 1"),
     ({}, H100 | {"device": "h100"}, "cost: device is not used by kind 'profile'; leave it out"),
