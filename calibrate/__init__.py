@@ -1,4 +1,4 @@
-"""What real models and real hardware do: interpreters on a model, timing, decision logs, fits."""
+"""Real models on real hardware: decode, time, log decisions, fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The JSON schema of scenarios, from the same dataclasses that check them."""
+"""JSON schema of scenarios, derived from the dataclasses that check them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sim.scenarios.outcomes_section import LAWS
 
 
 def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any]:
-    """The schema of a dataclass, closed to unknown keys; with `name`, of a table that says so under `key`."""
+    """Schema of a dataclass without unknown keys; with `name`, of a table with that value under `key`."""
     found: dict[str, Any] = TypeAdapter(kind).json_schema()
     for each, meaning in documented(kind).items():
         if each in found["properties"]:
@@ -28,14 +28,14 @@ def _of(kind: type, name: str | None = None, key: str = "name") -> dict[str, Any
 
 
 def _part(kind: type) -> dict[str, Any]:
-    """The schema of some keys of a dataclass but for its kind: what a method changes of what holds for all."""
+    """Schema of some keys of a dataclass, without its kind: the overrides of a method."""
     found = _of(kind)
     del found["properties"]["kind"], found["required"]
     return found
 
 
 def of_scenarios() -> dict[str, Any]:
-    """The schema of a whole scenario: tables that occur in several places stand once, in `$defs`."""
+    """Return the schema of a scenario; tables that occur in several places are defined once, in `$defs`."""
     defs: dict[str, dict[str, Any]] = {}
 
     def named(name: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def test_figures_are_drawn_by_these_rules_and_by_no_others() -> None:
     """Letters of 10 points, titles of 12 at the left, legends of 9 without a frame; thin grids below what is drawn."""
     before = dict(matplotlib.rcParams)
     with matplotlib.rc_context({"font.size": 20, "lines.linewidth": 9}):
-        with style.house():
+        with style.styled():
             found = dict(matplotlib.rcParams)
         assert matplotlib.rcParams["font.size"] == 20
     assert dict(matplotlib.rcParams) == before

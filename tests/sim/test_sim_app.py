@@ -179,7 +179,7 @@ def test_lint_counts_points_that_would_fail_and_warns_once_of_waiting(folder: Pa
     assert last.startswith("wrong.toml: 1 points would fail; 4 points in formula, paths, events; about ")
     (folder / "waits.toml").write_text(SMALL + "[cluster]\nunits = 1\n" + '[sweep]\n"outcomes.match_rate" = [0.4, 0.5]\n')
     warning, last = call("lint", "waits.toml").splitlines()
-    assert warning.startswith("warning: formula and paths have no value where something may wait; ")
+    assert warning.startswith("warning: formula and paths have no value where passes may wait for a unit or link; ")
     assert last.startswith("waits.toml: 2 points in formula, paths, events; about ")
     (folder / "events.toml").write_text(SMALL.replace("[[m", 'views = ["events"]\n[[m', 1) + "[cluster]\nunits = 1\n")
     assert "warning" not in call("lint", "events.toml")

@@ -113,11 +113,11 @@ def test_the_counter_of_busy_units_integrates_to_the_unit_time_busy_and_peaks_wh
 def test_commits_are_instants_and_count_up(run: Run) -> None:
     instants = [(event["args"]["time"], event["args"]["kind"], event["args"]["tokens"]) for event in events(run, "i")]
     assert instants == run.commits
-    counted = [event for event in events(run, "C") if event["name"] == "tokens out"]
+    counted = [event for event in events(run, "C") if event["name"] == "tokens generated"]
     counts = [event["args"]["tokens"] for event in counted]
     assert counts == [*itertools.accumulate(tokens for _, _, tokens in run.commits)]
     assert counts[-1] == len(MATCHES)
-    assert [event["name"].split(": ")[1] for event in events(run, "i")] == [f"{count} out" for count in counts]
+    assert [event["name"].split(": ")[1] for event in events(run, "i")] == [f"{count} generated" for count in counts]
     for event, (time, *_) in zip([*events(run, "i"), *counted], 2 * run.commits, strict=True):
         assert event["ts"] == pytest.approx(1000 * time, abs=1e-3)
 

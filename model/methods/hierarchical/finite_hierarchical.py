@@ -364,7 +364,7 @@ class _Offers:
         key = (0 if alike else start), count
         if key not in self.known:
             found = rounds.starts(self.inner, count, _from(self.law, start, count))
-            two = float(found.behind_whole[-1])
+            two = float(found.after_whole[-1])
             self.known[key] = np.array([1 - two, two])
         return self.known[key]
 
