@@ -378,8 +378,20 @@ def test_a_bar_is_shown_on_a_terminal_that_did_not_ask_for_quiet(terminal: bool,
     for bar in bars:
         with bar(True) as shown:
             assert shown is None
-        with bar(False) as shown:
-            assert (shown is not None) == terminal
+    with bars[1](False) as shown:
+        assert (shown is not None) == terminal
+
+
+def test_progress_is_lines_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import sim.commands.sim_app
+
+    clock = iter([0.0, 5.0, 11.0, 12.0, 30.0])
+    monkeypatch.setattr("sim.commands.sim_app.time.monotonic", lambda: next(clock))
+    with sim.commands.sim_app._progress(False) as report:
+        assert report is not None
+        for done in range(1, 5):
+            report(done, 4)
+    assert capsys.readouterr().err == "2 of 4 shards, about 11 s left\n"
 
 
 # --- options with an effect that is seen at once ----------------------------------------------------------------------------
@@ -468,7 +480,7 @@ def test_an_example_is_tried_again() -> None:
     for named in ([], ["--theorem", "21a", "--theorem", "26b"]):
         done = CliRunner().invoke(sim_app, ["check", *named, "--example", example])
         assert (done.exit_code, done.stdout) == (2, "")
-        assert done.stderr == "error: --example needs the one --theorem that it is an example of\n"
+        assert done.stderr == "error: --example needs the one --theorem that it belongs to\n"
 
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -749,6 +761,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_options.py::test_a_large_grid_is_run_where_that_is_said": "--yes",
         "test_options.py::test_figures_are_drawn_unless_they_are_declined": "--figures",
         "test_sim_app.py::test_a_dry_run_writes_nothing": "--dry-run --json",
+        "test_run_report.py::test_columns_that_are_asked_for_are_printed": "--columns",
         METHODS: "--methods",
     },
     "sim plot": {"test_figures_hardware.py::test_a_command_draws_profiles": "--profile --out --json"},
@@ -782,7 +795,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--out --link --sizes --repeats --name --quiet", "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
         "test_options.py::test_what_was_found_is_printed_and_is_the_document": "--json",
     },
-    "calibrate report": {"test_validation.py::test_a_page_out_of_date_is_told": "--check --out"},
+    "calibrate report": {"test_validation.py::test_an_outdated_page_is_reported": "--check --out"},
     "calibrate train": {
         REACH: "--out --role --layers --hidden --ffn --epochs --batch --length --rate --seed --vocabulary --text --device --threads"
                " --resume --quiet",
@@ -840,7 +853,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "calibrate import llmservingsim": {IMPORTED: "--model --gpu --out --name --commit"},
     "calibrate fit roofline": {
-        "test_validation.py::test_what_is_fitted_to_one_layer_is_what_a_scenario_takes": "--layer --product",
+        "test_validation.py::test_fit_to_one_layer_prints_scenario_keys": "--layer --product",
     },
 }  # fmt: skip
 
