@@ -81,7 +81,7 @@ def pipelined(draw: Any) -> Case:
 
 @given(pipelined())
 @settings(max_examples=150, deadline=None)
-def test_contended_is_what_may_wait(case: Case) -> None:
+def test_contended_points_are_those_that_may_wait(case: Case) -> None:
     found = [differs(*pair) for pair in runs(case)]
     event(f"{case.parameters.form}: {case.contention and case.contention.partition(':')[0]}")
     told = f"{case.parameters} {case.cost} {case.cluster} {case.settings.tokens} {case.contention} {case.demand}"
@@ -90,7 +90,7 @@ def test_contended_is_what_may_wait(case: Case) -> None:
 
 @given(pipelined(), st.integers(0, 99))
 @settings(max_examples=100, deadline=None)
-def test_contended_is_what_may_wait_where_times_depend_on_the_position(case: Case, seed: int) -> None:
+def test_contended_points_with_times_by_position(case: Case, seed: int) -> None:
     """Times drawn for each pass; of nested trees times that grow, as no process may overtake the one that started it."""
     layers, more = case.parameters.layers, {name: getattr(case.cost, name) for name in ("link", "dispatch", "promotion")}
     nested = case.parameters.form == "nested"
@@ -101,7 +101,7 @@ def test_contended_is_what_may_wait_where_times_depend_on_the_position(case: Cas
     assert any(found) == case.contended, told
 
 
-def test_what_is_wanting_is_named() -> None:
+def test_reason_for_contention_is_named() -> None:
     wanted = Demand(3, 2, "anywhere")
     assert contention(wanted, Cluster(2, links="shared")) == "units: 2 of the 3 that the method may need at once"
     assert contention(wanted, Cluster(3, links="shared")) == "links: several transfers may need the shared link at once"
@@ -123,7 +123,7 @@ OTHERS: dict[str, Tables] = {
 
 
 @pytest.mark.parametrize("method", OTHERS)
-def test_contended_is_what_may_wait_of_methods_that_draft(method: str) -> None:
+def test_contended_points_of_drafting_methods(method: str) -> None:
     """One process waits for nobody; on fewer units than it would move to it saves the links, which is another decoding too."""
     places: dict[str, list[Tables]] = {"autoregressive": [{}], "beam": [{"arrangement": each} for each in ("batched", "parallel")]}
     ratios = {"hierarchical": ["cost_ratio", "medium_cost_ratio"], "autoregressive": []}

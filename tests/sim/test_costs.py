@@ -84,7 +84,7 @@ def differ(one: dict[tuple[str, str], float], other: dict[tuple[str, str], float
 
 
 @pytest.mark.parametrize(("name", "own"), CHOICES, ids=lambda value: value if isinstance(value, str) else ",".join(map(str, value)))
-def test_a_method_declares_the_costs_that_change_its_results(
+def test_declared_costs_are_those_that_change_results(
     name: str, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each cost by itself: declared ones change an estimate, all others are refused and would change none."""
@@ -112,7 +112,7 @@ def test_a_method_declares_the_costs_that_change_its_results(
         assert differ(before, found) != bool(one), key
 
 
-def test_a_shared_cost_counts_where_any_method_or_any_value_of_an_axis_uses_it() -> None:
+def test_shared_cost_is_used_if_any_method_or_axis_value_uses_it() -> None:
     ppd, plain = scenario("ppd", {"exit_layer": 4, "candidates": 3}, dispatch=0.5), {"name": "autoregressive", "layers": LAYERS}
     both = {**ppd, "method": [plain, *ppd["method"]]}
     assert sim.run(both).height == 4
@@ -134,7 +134,7 @@ IN_SECONDS = (
 
 
 @pytest.mark.parametrize("key", IN_SECONDS)
-def test_costs_in_seconds_are_refused_alike(key: str) -> None:
+def test_unused_costs_in_seconds_are_refused(key: str) -> None:
     cost = {"kind": "roofline", "device": "a100", "shape": "llama-2-7b", key: "tree" if key == "dispatch_law" else 1e-3}
     tables = {
         "scenario": {"name": "s", "tokens": 4, "replications": 2, "views": ["formula"]}, "cost": cost,
@@ -147,7 +147,7 @@ def test_costs_in_seconds_are_refused_alike(key: str) -> None:
         assert sim.run(tables | {"method": [ppd], "outcomes": {"kind": "iid", "match_rate": 0.5}}).height == 1
 
 
-def test_the_source_of_times_names_no_key_that_is_none() -> None:
+def test_source_of_times_names_only_keys_of_times() -> None:
     tables = scenario("hierarchical", {"draft_length": 3}, allow_slow_medium=True, shape="t5-large")
     assert cost_source(tables).startswith("assumed, as [cost] says: cost_ratio, medium_cost_ratio; ")
     slow = scenario("hierarchical", {"draft_length": 3}, medium_cost_ratio=1.5)
@@ -156,7 +156,7 @@ def test_the_source_of_times_names_no_key_that_is_none() -> None:
     assert sim.run({**slow, "cost": slow["cost"] | {"allow_slow_medium": True}}).height == 2
 
 
-def test_the_source_of_times_is_said_whole() -> None:
+def test_source_of_times_names_all_sources() -> None:
     """Of assumed and published times by their keys, swept ones included; of hardware whose they are, at which points."""
     own, shared = {"name": "speculative", "draft_length": 3}, {"name": "autoregressive"}
 

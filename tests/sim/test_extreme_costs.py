@@ -81,19 +81,19 @@ LOOSE = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too
 
 @given(scenario=scenarios(legal))
 @settings(max_examples=12, deadline=None, suppress_health_check=LOOSE)
-def test_legal_extremes_give_numbers(scenario: dict[str, Any]) -> None:
+def test_valid_extremes_give_finite_numbers(scenario: dict[str, Any]) -> None:
     assume(looked_at(scenario))
 
 
 @pytest.mark.slow
 @given(scenario=st.one_of(scenarios(legal), scenarios(extreme)))
 @settings(max_examples=500, deadline=None, suppress_health_check=LOOSE)
-def test_extremes_give_numbers_or_a_message(scenario: dict[str, Any]) -> None:
+def test_extremes_give_numbers_or_an_error(scenario: dict[str, Any]) -> None:
     looked_at(scenario)
 
 
 @pytest.mark.parametrize("first", [1e-200, 5e-324, 0])
-def test_a_pass_that_takes_no_time_is_no_measure_of_others(first: float) -> None:
+def test_plain_pass_without_time_is_refused(first: float) -> None:
     found = {
         "scenario": {"name": "x", "tokens": 12, "replications": 3},
         "method": [{"name": "speculative", "layers": 8, "draft_length": 3}],

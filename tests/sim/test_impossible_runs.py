@@ -57,7 +57,7 @@ def refused(path: Path) -> str:
     return line
 
 
-def test_the_honest_runs_are_compared(tmp_path: Path) -> None:
+def test_valid_runs_are_compared(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["compare", str(put(tmp_path)), "--json"])
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.stdout)["files"][0]["runs"]) == 3
@@ -112,13 +112,13 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize("number", range(len(IMPOSSIBLE)))
-def test_a_measurement_that_cannot_be_is_refused_by_row_and_column(number: int, tmp_path: Path) -> None:
+def test_impossible_measurement_is_refused_by_row_and_column(number: int, tmp_path: Path) -> None:
     change, words = IMPOSSIBLE[number]
     said = refused(put(tmp_path, table=cell(*change)))
     assert f"own.json: {words}" in said
 
 
-def test_rows_that_are_there_twice_and_tables_of_another_kind_are_refused(tmp_path: Path) -> None:
+def test_duplicate_rows_and_other_tables_are_refused(tmp_path: Path) -> None:
     table = honest().table
     doubled = pl.concat([table, table])
     assert "row 10, column repeat: decoding 0 was timed for repeat 0 in row 1 already" in refused(put(tmp_path, table=doubled))
@@ -134,7 +134,7 @@ OTHERWISE: tuple[Any, ...] = (None, 3, "x", [], ["x"], {"x": 3}, True, [None], {
 
 
 @pytest.mark.parametrize("key", [*measured_runs.RunsDescription.__annotations__])
-def test_whatever_is_said_of_runs_is_taken_or_refused_in_a_line(key: str, tmp_path: Path) -> None:
+def test_any_value_is_accepted_or_refused_in_one_line(key: str, tmp_path: Path) -> None:
     """Every key with a value of every kind: numbers come out, or one line does."""
     path = put(tmp_path)
     said = json.loads(path.read_text())
@@ -149,7 +149,7 @@ def test_whatever_is_said_of_runs_is_taken_or_refused_in_a_line(key: str, tmp_pa
         assert f"about.{key} is missing" in refused(without)
 
 
-def test_a_file_imports_nothing(tmp_path: Path) -> None:
+def test_file_imports_no_code(tmp_path: Path) -> None:
     path = put(tmp_path)
     reads = tmp_path / "own.reads.json"
     said = json.loads(reads.read_text())

@@ -163,7 +163,7 @@ SET: list[tuple[str, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("base", "setting", "fragments"), SET, ids=[f"{index}-{each[1]}" for index, each in enumerate(SET)])
-def test_a_value_set(base: str, setting: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_value(base: str, setting: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, base, ["--set", setting]), fragments)
 
 
@@ -201,7 +201,7 @@ TOGETHER: list[tuple[str, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("base", "settings", "fragments"), TOGETHER, ids=range(len(TOGETHER)))
-def test_values_that_do_not_go_together(
+def test_inconsistent_values(
     base: str, settings: list[str], fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names(told(tmp_path, monkeypatch, base, [word for setting in settings for word in ("--set", setting)]), fragments)
@@ -223,12 +223,12 @@ SWEEPS: list[tuple[str, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("base", "axis", "fragments"), SWEEPS, ids=[f"{index}-{each[1]}" for index, each in enumerate(SWEEPS)])
-def test_an_axis(base: str, axis: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_axis(base: str, axis: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, base, ["--sweep", axis]), fragments)
 
 
 @pytest.mark.parametrize("key", ["min_layers", "max_layers", "prompt", "sequence_length"])
-def test_what_a_schedule_needs(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_schedule(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, LATE.replace(f"\n{key} =", f"\n# {key} =")), [f"method.{key} is required", "no default"])
 
 
@@ -303,7 +303,7 @@ TOML: list[tuple[str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("text", "fragments"), TOML, ids=range(len(TOML)))
-def test_a_scenario_file(text: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_scenario_file(text: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, text), fragments)
 
 
@@ -355,7 +355,7 @@ JSON: dict[str, tuple[str | bytes, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", JSON)
-def test_a_decision_record_in_json(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_decision_record_in_json(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, fragments = JSON[case]
     text = little('kind = "thresholds"\nfile = "d.json"', THRESHOLDS)
     names(told(tmp_path, monkeypatch, text, d_json=content), fragments)
@@ -384,7 +384,7 @@ CSV: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CSV)
-def test_a_decision_record_in_csv(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_decision_record_in_csv(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, fragments = CSV[case]
     text = little('kind = "thresholds"\nfile = "d.csv"', THRESHOLDS)
     names(told(tmp_path, monkeypatch, text, d_csv=content), fragments)
@@ -415,13 +415,13 @@ TEXTS: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_texts_to_replay(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_sequences_to_replay(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, fragments = TEXTS[case]
     text = little('kind = "replay"\nfile = "r.json"', THRESHOLDS)
     names(told(tmp_path, monkeypatch, text, r_json=content), fragments)
 
 
-def test_texts_to_replay_are_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_to_replay_are_not_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = little('kind = "replay"\nfile = "r.csv"', THRESHOLDS)
     names(told(tmp_path, monkeypatch, text, r_csv=HEAD + "0.9,0.1,true\n"), ["a list for each sequence", "for kind 'thresholds'"])
 
@@ -470,7 +470,7 @@ LAYERS: dict[str, tuple[Any, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", LAYERS)
-def test_a_record_of_confidences(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_record_of_confidences(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, fragments = LAYERS[case]
     content = given if isinstance(given, str | bytes) else json.dumps(given)
     names(told(tmp_path, monkeypatch, CONFIDENCES, c_json=content), fragments)
@@ -487,7 +487,7 @@ CHOICES: list[tuple[str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("text", "fragments"), CHOICES, ids=range(len(CHOICES)))
-def test_confidences_without_what_they_need(
+def test_confidences_with_missing_keys(
     text: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names(told(tmp_path, monkeypatch, text, c_json=json.dumps({"confidence": SURE})), fragments)
@@ -508,7 +508,7 @@ def test_confidences_without_what_they_need(
     ],
     ids=["answers", "spaces and blank lines", "byte-order mark", "json with byte-order mark", "numbers", "texts"],
 )  # fmt: skip
-def test_one_record_however_it_is_written(name: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_record_in_json_and_csv(name: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = little(f'kind = "thresholds"\nfile = "{name}"', THRESHOLDS)
     (tmp_path / name).write_text(content, newline="")
     [row, *_] = runs(tmp_path, monkeypatch, text)["results"]
@@ -517,7 +517,7 @@ def test_one_record_however_it_is_written(name: str, content: str, tmp_path: Pat
     assert row["fallback_rate_trials"] == 4
 
 
-def test_a_curve_that_reaches_what_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_curve_must_reach_the_width_of_backfill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight tokens may leave seven rows behind; a pass that fills in six is not enough, one that fills in seven is."""
     more = ["--set", "method.fill=backfill", "--set", "cost.propagation=0.5", "--set", "cost.verify_cost=[[1, 1.0], [7, 1.2]]"]
     found = runs(tmp_path, monkeypatch, EARLY, more)
@@ -525,7 +525,7 @@ def test_a_curve_that_reaches_what_is_filled_in(tmp_path: Path, monkeypatch: pyt
     assert found["failed"] == []
 
 
-def test_outcomes_that_some_method_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_used_by_one_of_several_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One law serves the methods that ask for it, beside others that ask for none."""
     found = runs(tmp_path, monkeypatch, SCENARIO + PLAIN + SKIP + BILD + RATES + COST, ["--view", "formula"])
     assert [row["method"] for row in found["results"]] == ["autoregressive", "skipdecode", "bild"]

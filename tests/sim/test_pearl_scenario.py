@@ -50,7 +50,7 @@ def test_bad_settings_are_refused(setting: str, words: list[str], tmp_path: Path
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.split('"')[1])
-def test_laws_by_the_place_in_a_draft_are_refused(law: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laws_by_draft_position_are_refused(law: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert PLACES in one_line(refused(tmp_path, monkeypatch, ["run", "s.toml"], {"s.toml": BASE + law}))
 
 
@@ -72,7 +72,7 @@ def rows() -> pl.DataFrame:
     return formula_view.frame(grid, 0, grid.points)
 
 
-def test_the_bundled_scenario_answers_its_question() -> None:
+def test_bundled_scenario_answers_its_question() -> None:
     """Drafts that fit into a pass are free, so PEARL is the faster the dearer they are; where they are cheap, drafting first is."""
     found = rows()
     keys = ["method", "draft_length", "acceptance_rate", "cost_ratio"]
@@ -86,7 +86,7 @@ def test_the_bundled_scenario_answers_its_question() -> None:
         assert speed["pearl", 8, rate, 0.25] < speed["pearl", 8, rate, 0.125] / 1.8
 
 
-def test_it_is_listed_with_what_it_needs() -> None:
+def test_pearl_is_listed_with_its_keys() -> None:
     done = CliRunner().invoke(app, ["ls", "methods", "pearl", "--json"])
     assert done.exit_code == 0
     text = json.loads(done.stdout)["pearl"]

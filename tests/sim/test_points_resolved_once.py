@@ -70,7 +70,7 @@ def alone(grid: Grid, point: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_every_point_is_what_it_is_alone(name: str) -> None:
+def test_points_equal_single_point_scenarios(name: str) -> None:
     grid = Grid(GRIDS[name])
     rows = results_table.table(formula_view.frame(grid, 0, grid.points)).sort("point")
     assert rows["point"].to_list() == [*range(grid.points)]
@@ -84,7 +84,7 @@ def test_every_point_is_what_it_is_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GRIDS)
-def test_a_choice_and_its_outcomes_are_resolved_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_and_outcomes_are_resolved_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In all views together: as often as there are different ones, not as often as there are points, views or shards."""
     choices, outcomes = cases.resolve_but_outcomes, cases.resolve_outcomes
     counts = {"choices": 0, "outcomes": 0}
@@ -108,7 +108,7 @@ def test_a_choice_and_its_outcomes_are_resolved_once(name: str, monkeypatch: pyt
     assert counts["outcomes"] <= grid.points
 
 
-def test_a_law_that_nothing_changes_is_shared_by_all_points(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constant_law_is_shared_by_all_points(monkeypatch: pytest.MonkeyPatch) -> None:
     right, made = cases.resolve_outcomes, []
 
     def resolve(*args: Any) -> Any:
@@ -122,7 +122,7 @@ def test_a_law_that_nothing_changes_is_shared_by_all_points(monkeypatch: pytest.
     assert isinstance(found, pl.DataFrame)
 
 
-def test_an_axis_of_costs_has_a_column_where_a_parameter_has_its_name() -> None:
+def test_cost_axis_with_the_name_of_a_parameter_has_a_column() -> None:
     found = sim.run(GRIDS["an axis of costs that is called as a parameter of the method is"], views=["formula"])
     assert found["cost.prompt"].to_list() == [100, 100, 200, 200]
     assert found["prompt"].to_list() == [90, 100, 90, 100]

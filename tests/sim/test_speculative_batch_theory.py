@@ -66,7 +66,7 @@ LUCK = st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max
 
 @settings(deadline=None, max_examples=60)
 @given(LUCK, st.integers(0, 5), st.integers(1, 5), st.sampled_from(COSTS), st.booleans())
-def test_events_are_paths(luck: list[list[bool]], gamma: int, batch: int, cost: StepCosts, separate: bool) -> None:
+def test_events_equal_paths(luck: list[list[bool]], gamma: int, batch: int, cost: StepCosts, separate: bool) -> None:
     lengths = tuple(map(len, luck))
     placement = "separate" if separate else "colocated"
     parameters = Parameters(LAYERS, gamma, sequences=batch, batching="static", lengths=lengths, placement=placement)
@@ -90,7 +90,7 @@ def test_events_are_paths(luck: list[list[bool]], gamma: int, batch: int, cost: 
     assert near(layered.latency, run.latency, 1e-12)
 
 
-def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
+def test_time_of_a_pass_depends_on_sequences_and_tokens_of_each() -> None:
     step = Forward("target", (0,) * 6, 3, LayerSpan(0, LAYERS), heads=6, batch=Batch.uniform((0, 1, 2), 3, 2, 2))
     draft = step._replace(
         role="draft", tokens=(0,) * 3, layers=LayerSpan(0, 1), heads=3, batch=Batch.uniform((0, 1, 2), 3, heads=1)
@@ -103,7 +103,7 @@ def test_a_pass_costs_what_its_texts_and_its_tokens_of_each_say() -> None:
 
 
 @pytest.mark.parametrize("per_layer", [False, True])
-def test_passes_over_as_many_tokens_of_fewer_texts_have_a_price_of_their_own(per_layer: bool) -> None:
+def test_passes_with_equal_tokens_of_fewer_sequences_differ_in_time(per_layer: bool) -> None:
     whole = LayerSpan(0, LAYERS)
     two, three = (
         Forward(
@@ -144,7 +144,7 @@ LAWS = st.floats(0, 1).map(Iid) | st.tuples(st.floats(0.1, 0.9), st.floats(0, 0.
 
 
 @given(LAWS, st.integers(0, 5), st.integers(1, 20))
-def test_rounds_that_are_gone_through_are_all_rounds(law: Any, gamma: int, tokens: int) -> None:
+def test_enumerated_rounds_are_all_rounds(law: Any, gamma: int, tokens: int) -> None:
     found, want = static_batches.going(law, gamma, tokens), moments(gamma, tokens, law, round_prices(COST, gamma))
     assert near(found.sum(), want.rounds, 1e-12)
     assert near((found @ np.arange(gamma + 1)).sum(), want.drafted, 1e-12, 1e-300)
@@ -154,7 +154,7 @@ def test_rounds_that_are_gone_through_are_all_rounds(law: Any, gamma: int, token
 
 
 @given(LAWS, st.integers(0, 5), st.integers(1, 12), st.sampled_from(COSTS), st.booleans())
-def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tokens: int, cost: StepCosts, separate: bool) -> None:
+def test_batch_of_one_equals_the_closed_form(law: Any, gamma: int, tokens: int, cost: StepCosts, separate: bool) -> None:
     parameters = Parameters(LAYERS, gamma, placement="separate" if separate else "colocated")
     [rounds] = static_batches.rounds_of(parameters, tokens, law)
     want = moments(gamma, tokens, law, round_prices(cost, gamma, tokens=tokens, separate=separate))
@@ -179,7 +179,7 @@ def test_a_batch_of_one_text_is_the_closed_form_of_one(law: Any, gamma: int, tok
     st.lists(st.integers(1, 4), min_size=2, max_size=3), st.integers(0, 3), st.integers(1, 3), st.integers(0, 20),
     st.sampled_from(DEEPER), st.booleans(),
 )  # fmt: skip
-def test_the_mean_is_that_over_all_luck(
+def test_mean_equals_enumeration_of_all_outcomes(
     lengths: list[int], gamma: int, batch: int, twentieths: int, cost: StepCosts, separate: bool
 ) -> None:
     rate, tokens = twentieths / 20, max(lengths)
@@ -246,7 +246,7 @@ def test_records_have_no_closed_form_in_batches() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 4, 16])
-def test_long_texts_come_near_the_speed_up_of_batches(batch: int) -> None:
+def test_long_sequences_approach_the_asymptotic_speed_up(batch: int) -> None:
     """The last text of a batch ends later than the mean by some square root of its length; never before."""
     rate, gamma = 0.7, 3
     cost = UnitCost(LAYERS, cost_ratio=0.1, verify_cost=((1, 4.0), (16, 5.0), (64, 12.0)))
@@ -290,7 +290,7 @@ def test_all_views_of_a_scenario_agree() -> None:
     assert near(formula["speedup"], 8.0 * steps / formula["latency_layers"])
 
 
-def test_plain_decoding_of_one_text_is_what_it_was() -> None:
+def test_plain_decoding_of_one_sequence_is_unchanged() -> None:
     """To the last bit: a product, not a sum over columns."""
     table = {"name": "speculative", "layers": 8, "draft_length": 3}
     case = Grid(resolve(BASE | {"method": [table], "cost": {"cost_ratio": 0.1, "final_head": 0.1}})).case(0)
@@ -298,7 +298,7 @@ def test_plain_decoding_of_one_text_is_what_it_was() -> None:
     assert case.steps == case.outputs == 12
 
 
-def test_a_text_has_the_luck_that_it_has_alone() -> None:
+def test_sequence_has_the_same_draws_in_any_batch() -> None:
     """The first of a batch that of a single text, whatever the batch; a longer batch extends a shorter one."""
     from sim.views import evaluation
 
@@ -320,7 +320,7 @@ def test_a_text_has_the_luck_that_it_has_alone() -> None:
     assert random_streams.of_text("accept", 0) == "accept"
 
 
-def test_hardware_prices_texts_and_their_tokens() -> None:
+def test_hardware_costs_depend_on_sequences_and_tokens() -> None:
     """A pass of the target takes what it takes over so many tokens of each of so many texts, one of the draft what it takes."""
 
     class Growing(UniformLayers):
@@ -365,7 +365,7 @@ def test_a_scenario_on_hardware_has_its_own_batch() -> None:
         sim.run(base | {"cost": base["cost"] | {"batch": 2}})
 
 
-def test_a_curve_must_reach_as_far_as_all_texts_together() -> None:
+def test_verify_cost_must_reach_the_tokens_of_all_sequences() -> None:
     short = BASE | {"cost": BASE["cost"] | {"verify_cost": [[1, 1.0], [15, 2.0]]}}
     with pytest.raises(ParameterError, match=r"must reach width 16, .* measure wider passes or draft less or take fewer sequences"):
         sim.run(short)

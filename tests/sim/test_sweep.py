@@ -131,7 +131,7 @@ def test_shards_of_a_dead_worker_are_submitted_again(tmp_path: Path, reference: 
 
 
 @pytest.mark.parametrize(("deaths", "told"), [([2, 2], True), ([3], True), ([2, 3], True), ([2, 1, 2], False)])
-def test_workers_that_die_over_and_over_end_the_run(
+def test_workers_that_keep_dying_end_the_run(
     deaths: list[int], told: bool, tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three times without a shard between; a shard that is finished begins the count anew, also one of which a worker could not
@@ -187,7 +187,7 @@ def test_damaged_shards_are_computed_again(tmp_path: Path, reference: Path) -> N
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_full_disk_keeps_what_was_finished(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
+def test_full_disk_keeps_finished_shards(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     folder = tmp_path / "run"
 
     def full(tables: Any, shard: Shard, path: Path, *more: Any) -> Any:
@@ -211,7 +211,7 @@ def command(*arguments: object) -> list[str]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_interrupted_command_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_command_explains_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     whole = sweep.compute
 
@@ -230,7 +230,7 @@ def test_interrupted_command_says_how_to_go_on(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.slow  # when it comes to what, and whether it has ended by then, are a clock's to say
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_command_that_is_interrupted_from_outside_says_how_to_go_on(tmp_path: Path, jobs: int) -> None:
+def test_command_interrupted_by_a_signal_explains_how_to_resume(tmp_path: Path, jobs: int) -> None:
     folder = tmp_path / "run"
     child = subprocess.Popen(
         command("ppd-forms", "--set", "scenario.event_replications=1000", "-j", jobs, "-o", folder), start_new_session=True,
@@ -261,7 +261,7 @@ def test_second_run_in_a_directory_is_refused(tmp_path: Path) -> None:
     assert sweep.run(small, out=folder, resume=True).computed == 0
 
 
-def test_point_that_fails_is_kept_apart(tmp_path: Path) -> None:
+def test_failed_point_is_listed_separately(tmp_path: Path) -> None:
     tables = scenario(rates=2, views=["formula"])
     tables["sweep"] |= {"method.exit_layer": [20, 30], "method.layers": [25, 40]}
     report = sweep.run(tables, out=tmp_path / "run")
@@ -271,7 +271,7 @@ def test_point_that_fails_is_kept_apart(tmp_path: Path) -> None:
     assert report.rows == 16 - 4
 
 
-def test_a_view_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_view_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one point the events alone cannot be had: the others of that point, and all of the next one, are in the table."""
     whole = evaluation.events_row
 
@@ -287,7 +287,7 @@ def test_a_view_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest
     assert rows == [(0, "formula"), (0, "paths"), (1, "formula"), (1, "paths"), (1, "events")]
 
 
-def test_a_table_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_table_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise pl.exceptions.ComputeError("no room left\nand more of that")
 
@@ -299,12 +299,12 @@ def test_a_table_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, monkey
     assert "and more" not in line
 
 
-def test_what_a_run_has_once_cannot_be_swept(tmp_path: Path) -> None:
+def test_run_wide_keys_cannot_be_swept(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"scenario\.replications cannot be swept"):
         sweep.run(scenario(), out=tmp_path / "run", sweep={"scenario.replications": [10, 20]})
 
 
-def test_file_knows_whether_it_is_intact(tmp_path: Path) -> None:
+def test_changed_file_is_detected(tmp_path: Path) -> None:
     path = write_hashed(tmp_path / "a-b.txt", lambda temporary: temporary.write_text("whole", encoding="utf-8"))
     assert intact(path)
     path.write_text("half", encoding="utf-8")
