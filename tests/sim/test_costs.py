@@ -1,4 +1,4 @@
-"""Costs that a method has no use for are refused: what each method declares is held against what changes its results."""
+"""Costs that a method does not use are refused: the declared costs are compared with those that change its results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER: dict[str, Any] = {
     "early_head": 0.5, "dispatch": 0.7, "dispatch_per_process": 0.3, "dispatch_law": "tree", "link": 0.9, "promotion": 0.4,
     "propagation": 0.2, "state_check": 0.3, "verify_cost": [[width, 1 + width / 10] for width in range(1, 30)],
 }  # fmt: skip
-"""A value of each cost in layer-times that not every method has, other than where it is left out."""
+"""A value other than the default for each cost in layer-times that not every method has."""
 OF_ROLES = {
     "draft": {"cost_ratio": 0.3, "operations_ratio": 0.2}, "medium": {"medium_cost_ratio": 0.6, "medium_operations_ratio": 0.4}
 }  # fmt: skip
@@ -58,7 +58,7 @@ CHOICES: list[tuple[str, dict[str, Any]]] = [
 
 
 def scenario(name: str, own: dict[str, Any], **cost: Any) -> dict[str, Any]:
-    """One method, with the laws and ratios that it asks for."""
+    """One method, with the laws and cost ratios that it needs."""
     table = {"name": name, "layers": LAYERS, **own}
     kind = registry.algorithm(name).Parameters
     asked = kind.outcomes_for(table)
@@ -73,13 +73,13 @@ ESTIMATES = ("latency_layers", "busy_layers", "operations_per_token")
 
 
 def estimates(tables: dict[str, Any], *views: str) -> dict[tuple[str, str], float]:
-    """What a run finds, by view and column."""
+    """Results of a run, by view and column."""
     rows = sim.run(tables, views=list(views)).to_dicts()
     return {(row["view"], name): row[name] for row in rows for name in ESTIMATES if row.get(name) is not None}
 
 
 def differ(one: dict[tuple[str, str], float], other: dict[tuple[str, str], float]) -> bool:
-    """Whether any estimate that both have differs: `operations_per_token` is null where times do not say it."""
+    """Return whether any estimate that both have differs; `operations_per_token` is null where times do not determine it."""
     return any(abs(one[key] - other[key]) > 1e-12 for key in one.keys() & other.keys())
 
 
@@ -87,7 +87,7 @@ def differ(one: dict[tuple[str, str], float], other: dict[tuple[str, str], float
 def test_declared_costs_are_those_that_change_results(
     name: str, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each cost by itself: declared ones change an estimate, all others are refused and would change none."""
+    """Each cost separately: declared ones change an estimate; all others are refused and would change none."""
     kind = registry.algorithm(name).Parameters
     table = {"layers": LAYERS, **own}
     declared, roles = kind.all_costs_for(table), kind.roles_for(table)
@@ -105,7 +105,7 @@ def test_declared_costs_are_those_that_change_results(
     assert not differ(estimates(scenario(name, own, **dict(used)), *both), estimates(scenario(name, own, **without), *both))
     found = estimates(scenario(name, own), "formula")
     given: dict[str, Any] = {}
-    for key, value in used:  # one behind the other: dispatch_per_process before its law
+    for key, value in used:  # one after the other: dispatch_per_process before its law
         before, given = found, {**given, key: value}
         found = estimates(scenario(name, own, **given), "formula")
         one = key == "dispatch_law" and own.get("batched")  # all candidates are one process: both laws are one
@@ -157,7 +157,7 @@ def test_source_of_times_names_only_keys_of_times() -> None:
 
 
 def test_source_of_times_names_all_sources() -> None:
-    """Of assumed and published times by their keys, swept ones included; of hardware whose they are, at which points."""
+    """Assumed and published times by their keys, swept ones included; times on hardware by profile and operating points."""
     own, shared = {"name": "speculative", "draft_length": 3}, {"name": "autoregressive"}
 
     def said(cost: Any = None, sweep: Any = None, *methods: Any) -> str:

@@ -1,4 +1,4 @@
-"""What an engine adds to a step: each pass takes exactly so much more, in every view, and plain decoding pays it too."""
+"""Engine overhead per step: each pass takes exactly that much longer in every view, plain decoding included."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXITS = {"exit": {"kind": "hazards", "hazards": [0.0] * 7 + [1.0] + [0.0] * 15 +
 HIERARCHY = {**ACCEPT, "medium_accept": {"kind": "iid", "acceptance_rate": 1.0}}
 SKIP = {"name": "skipdecode", "min_layers": 8, "max_layers": 8, "prompt": 0, "sequence_length": TOKENS}
 SURE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], int, int]] = {
-    # Method, outcomes, costs, and by hand: the target's steps and the passes of smaller models, when nothing is left to chance.
+    # Method, outcomes, costs, and by hand: the target's steps and the passes of smaller models, for deterministic outcomes.
     "plain": ({"name": "autoregressive"}, {}, COST, 24, 0),
     "speculative": ({"name": "speculative", "draft_length": 3}, ACCEPT, DRAFT, 6, 18),
     "hierarchical": ({"name": "hierarchical", "draft_length": 3, "reading": "literal"}, HIERARCHY, MEDIUM, 6, 18 + 6),
@@ -148,7 +148,7 @@ def test_three_views_agree_on_step_overhead(case: str) -> None:
 
 @pytest.mark.parametrize(("fill", "batch"), [("backfill", 1), ("propagate", 1), ("propagate", 3)])
 def test_backfilled_rows_and_deeper_tokens_have_no_step_overhead(fill: str, batch: int) -> None:
-    """A decoding takes longer by the steps of its passes alone, one for each token of the longest sequence."""
+    """A decoding takes longer by the overhead of its passes only, one per token of the longest sequence."""
     choice = early_exit.Parameters(6, measure="state", fill=fill, sequences=batch, batching="static")
     law, tokens, step = Depths([0.1, 0.3, 0.1, 0.2, 0.1, 0.2]), 20, 7.0
     without = growing(6, prompt=3, state_check=0.25)
@@ -162,7 +162,7 @@ def test_backfilled_rows_and_deeper_tokens_have_no_step_overhead(fill: str, batc
 
 
 def test_slow_steps_dominate_the_time_of_a_round() -> None:
-    """Where a step takes far longer than the kernels, the speed-up is the tokens of a round over 1 + K draft steps."""
+    """If the overhead is far longer than the kernels, the speed-up is the tokens per round over 1 + K draft steps."""
     rate, length, share = 0.8, 4, 0.3
     method, outcomes = {"name": "speculative", "draft_length": length}, {"accept": {"kind": "iid", "acceptance_rate": rate}}
     gaps = []
@@ -175,7 +175,7 @@ def test_slow_steps_dominate_the_time_of_a_round() -> None:
 
 
 def test_given_step_overhead_equals_a_measured_one() -> None:
-    """On top of hardware whose passes have a step of their own, and instead of it, a step makes the same costs."""
+    """Overhead in [cost], added to or instead of a measured step in the profile, gives the same costs."""
 
     class Stepping(Roofline):
         def step(self, batch: Any = 1) -> Any:

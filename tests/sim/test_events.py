@@ -1,4 +1,4 @@
-"""The simulator against logs worked out by hand."""
+"""The discrete-event simulator against logs computed by hand."""
 
 import itertools
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ def play(steps: Steps, units: int, cost: UnitCost, tokens: int = 1, **options: A
 
 
 def log(run: Run, what: str = "", unit: int | None = None) -> Log:
-    """Who ran what from when to when and what became of it, in order of time and unit; without the process numbers."""
+    """Spans with unit, pass, start, end and fate, ordered by time and unit, without the process numbers."""
     rows = [(row.unit, row.start, row.end, row.what, row.position, row.first, row.last, row.fate) for row in run.intervals]
     rows.sort(key=lambda row: (row[1], row[2], row[0]))
     return [row for row in rows if row[3].startswith(what) and (unit is None or row[0] == unit)]
@@ -81,7 +81,7 @@ def test_processes_have_distinct_numbers() -> None:
 
 
 def test_eager_form_stops_wrong_candidates_and_waits_for_the_right_one() -> None:
-    """d = 5, d' = 4, k = 2: subs have come one layer of four when the token is known."""
+    """d = 5, d' = 4, k = 2: sub-processes have run one layer of four when the token is known."""
     run = decode(Parameters(5, 4, 2, form="eager"), [True])
     assert log(run) == [
         (0, 0, 4, "forward", 0, 0, 4, "kept"),
@@ -125,7 +125,7 @@ def test_plain_decoding() -> None:
     [
         (1, [10, 18, 28]),  # main 4, then three subs of 2 in turn: 10; after a match main 2 and subs 6; then 10 more
         (2, [6, 10, 16]),  # the second and third sub run when the first and the main process are through
-        (3, [6, 10, 16]),  # two subs beside the main process, the third afterwards
+        (3, [6, 10, 16]),  # two sub-processes concurrent with the main process, the third afterwards
         (4, [4, 6, 10]),
         (9, [4, 6, 10]),
     ],
@@ -157,7 +157,7 @@ def test_units_run_one_process_at_a_time_and_peak_matches_the_log(form: str, uni
 
 
 def test_verify_and_stop_precede_start_at_equal_times() -> None:
-    """d = 12, d' = 4, k = 2: 1 + 2 + 4 processes, not 15; all matches take 184 unit-times with what is started beyond the end."""
+    """d = 12, d' = 4, k = 2: 1 + 2 + 4 processes, not 15; all matches: busy time 184, with processes started past the end."""
     for matches in itertools.product((False, True), repeat=3):
         assert decode(Parameters(12, 4, 2, form="nested"), matches, 20).peak_units == 7
     world = World(1, 12, [True] * 6)
@@ -194,7 +194,7 @@ def test_promotion_occupies_the_link_and_the_main_process() -> None:
 
 
 def test_transfers_on_a_shared_link_queue() -> None:
-    """Two processes send at once: a promotion waits for a link that is taken."""
+    """Two processes send at the same time: a promotion waits for a busy link."""
 
     def inner() -> Steps:
         yield Forward("target", (0,), 0, LayerSpan(0, 1))
@@ -213,7 +213,7 @@ def test_transfers_on_a_shared_link_queue() -> None:
 
 @pytest.mark.parametrize(("law", "seconds"), [("linear", 0.5 + 3 * 0.25), ("tree", 0.5 + 2 * 0.25)])
 def test_dispatch_occupies_the_unit_of_the_main_process(law: str, seconds: float) -> None:
-    """By the number of sub-processes, or by the depth of the tree of four processes; subs start when it is over."""
+    """Dispatch time by the number of sub-processes, or by the depth of the tree of four processes; they start after it."""
     run = decode(Parameters(4, 2, 3), [], cost={"dispatch": 0.5, "dispatch_per_process": 0.25, "dispatch_law": law})
     assert log(run, "dispatch") == [(0, 2, 2 + seconds, "dispatch", -1, -1, -1, "kept")]
     assert [row[1] for row in log(run, "forward") if row[0] > 0] == [2 + seconds] * 3
@@ -242,7 +242,7 @@ def test_uneven_layers() -> None:
 @pytest.mark.parametrize(("stop", "end"), [("now", 4), ("layer", 4.5), ("pass", 6.5)])
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_wrong_candidate_stopped_in_the_middle_of_a_layer(stop: str, end: float, per_layer: bool) -> None:
-    """d = 4, d' = 3: it starts at 3.5, half a layer late, and is stopped at 4; the last one is cut off with the decoding."""
+    """d = 4, d' = 3: it starts at 3.5, half a layer late, and is stopped at 4; the last one ends with the decoding."""
     choice = Parameters(4, 3, 1, form="eager")
     run = decode(choice, [False], cost={"link": 0.5}, stop=stop, per_layer=per_layer)
     assert log(run, unit=1) == [(1, 3.5, end, "forward", 1, 0, 3, "cancelled"), (1, 7.5, 8, "forward", 2, 0, 3, "cancelled")]
@@ -251,7 +251,7 @@ def test_wrong_candidate_stopped_in_the_middle_of_a_layer(stop: str, end: float,
 
 
 def stopped_after(pass_: Forward, seconds: int, more: int = 9) -> Steps:
-    """Start a pass on unit 1, run `seconds` layers of another model oneself, stop it, and go on for so many."""
+    """Start a pass on unit 1, run `seconds` layers of another model, stop the pass, and run `more` layers."""
     subs = yield Fork((pass_,), (1,))
     yield Forward("other", (0,), 0, LayerSpan(0, seconds))
     yield Stop(subs)
@@ -271,7 +271,7 @@ COST = UnitCost(9, layer_times=(1.0,) * 9, early_head=1.5)
 )  # fmt: skip
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_stop_at_boundaries_between_layers_and_the_head(stop: str, seconds: int, end: float, per_layer: bool) -> None:
-    """Two layers and a head of a layer and a half; stopped on a boundary it ends there and then."""
+    """Two layers and a head of 1.5 layer-times; a pass stopped on a boundary ends there."""
     steps = stopped_after(Forward("target", (0,), 0, LayerSpan(0, 2), heads=1), seconds)
     run = play(steps, 2, COST, stop=stop, per_layer=per_layer)
     assert [row[1:3] + row[-1:] for row in log(run, unit=1)] == [(0, end, "cancelled")]
@@ -296,7 +296,7 @@ def stopped_after_prompt(pass_: Forward, layers: int) -> Steps:
 
 @pytest.mark.parametrize("layer", [0.1, 0.3, 0.7])
 def test_stop_on_layer_boundary_ends_there(layer: float) -> None:
-    """Main process and sub-processes run alike: a stop at the end of a layer is the same at once and by layer."""
+    """All processes run equal layers: a stop at the end of a layer is the same with one event per pass and per layer."""
     for d in range(4, 12):
         for exit_at in range(-(-d // 2), d):
             choice, cost = Parameters(d, exit_at, 1, form="eager"), {"layer_times": (layer,) * d}
@@ -305,7 +305,7 @@ def test_stop_on_layer_boundary_ends_there(layer: float) -> None:
 
 
 def test_process_waits_for_a_unit_in_use() -> None:
-    """The next sub on unit 1 starts when the stopped one has let go: now 1, at the end of the layer 1, of the pass 5."""
+    """The next sub-process on unit 1 starts when the stopped one releases it: `now` at 1, `layer` at 1, `pass` at 5."""
     for stop, start in (("now", 1), ("layer", 1), ("pass", 5)):
 
         def steps() -> Steps:
@@ -354,7 +354,7 @@ def test_process_stopped_in_transfer_never_runs() -> None:
 
 
 def test_moves_to_another_unit_are_counted() -> None:
-    """From unit 0 to 1, not again to 1, to 2, and not to 9, which there is not; a sub-process begins where its first pass is."""
+    """Moves from unit 0 to 1, not again to 1, to 2, and not to 9, which does not exist; a sub-process starts on its first unit."""
 
     def steps() -> Steps:
         for at, unit in enumerate((1, 1, 2, 9)):
@@ -386,7 +386,7 @@ def test_algorithm_that_ends_early_is_an_error() -> None:
 
 
 def follower(occupied: int, by: str = "other") -> Steps:
-    """A process asks for its pass, but its unit is taken for a while; the sub that follows it has a unit at once."""
+    """A process waits for its unit, while the sub-process that follows it has a unit immediately."""
 
     def parent() -> Steps:
         subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 4)),), (2,))
@@ -398,7 +398,7 @@ def follower(occupied: int, by: str = "other") -> Steps:
 
 
 def test_child_ahead_of_its_parent_is_an_error() -> None:
-    """It follows before there is anything to follow: at 1 it has finished layer 0, and the parent only begins."""
+    """The sub-process starts too early: at 1 it has finished layer 0, when its parent starts."""
     with pytest.raises(CacheError, match="layer 0 of position 0 was followed before it had run"):
         play(follower(1), 3, UnitCost(4), per_layer=True)
 
@@ -409,13 +409,13 @@ def test_child_done_before_its_parent_starts_is_an_error() -> None:
 
 
 def test_child_half_a_layer_ahead_is_an_error() -> None:
-    """At 1 it has finished layer 0, which the parent began at a half and is still in."""
+    """At 1 the sub-process has finished layer 0, which its parent started at 0.5 and has not finished."""
     with pytest.raises(CacheError, match="layer 0 of position 0 was followed before it had run"):
         play(follower(1, "draft"), 3, UnitCost(4, cost_ratio=1 / 8), per_layer=True)
 
 
 def test_child_in_step_with_its_parent_is_valid() -> None:
-    """Both start at 0: at the end of every layer of the sub, the parent's row of that layer is there."""
+    """Both start at 0: at the end of every layer of the sub-process, the parent's row of that layer exists."""
 
     def steps() -> Steps:
         subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 4)),), (1,))
@@ -463,7 +463,7 @@ def test_without_a_record_there_are_no_intervals() -> None:
 
 
 class Shared(UnitCost):
-    """Units of one host: each pass takes longer the more of them are at work."""
+    """Units of one host: each pass takes longer if more of them are busy."""
 
     units_share = True
 
@@ -472,7 +472,7 @@ class Shared(UnitCost):
 
 
 def test_concurrent_passes_slow_each_other_down() -> None:
-    """Alone for 2, beside one other for the rest of the shorter one, alone again: by hand."""
+    """By hand: alone for 2, concurrent with another pass until the shorter one ends, then alone again."""
 
     def side() -> Steps:
         yield Forward("target", (5,), 1, LayerSpan(0, 2))
@@ -502,7 +502,7 @@ def test_stopped_pass_no_longer_slows_others() -> None:
     def main() -> Steps:
         yield Forward("target", (7,), 0, LayerSpan(0, 4))
         subs = yield Fork((side(),), (1,))
-        yield Forward("target", (7,), 0, LayerSpan(4, 6))  # takes 3 beside the other
+        yield Forward("target", (7,), 0, LayerSpan(4, 6))  # takes 3 while the other runs
         yield Stop(subs)
         yield Forward("target", (7,), 1, LayerSpan(0, 6))
         yield Commit("token", (1,))

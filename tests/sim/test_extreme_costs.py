@@ -1,4 +1,4 @@
-"""Legal extremes: every method with costs and rates at the ends of what is allowed gives numbers, or says what is wrong."""
+"""Extreme values: every method with costs and rates at their bounds gives finite numbers or an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ rates = st.sampled_from([0, 5e-324, 1e-9, 0.5, 1 - 2**-53, 1])
 
 @st.composite
 def scenarios(draw: st.DrawFn, times: st.SearchStrategy[float]) -> dict[str, Any]:
-    """A scenario of one method, whose costs it has."""
+    """A scenario of one method with the costs that it uses."""
     name = draw(st.sampled_from([*METHODS]))
     table = METHODS[name]
     [used] = cases.used_costs([{"name": name, "layers": 8, **table}])
@@ -61,7 +61,7 @@ def scenarios(draw: st.DrawFn, times: st.SearchStrategy[float]) -> dict[str, Any
 
 
 def looked_at(scenario: dict[str, Any]) -> bool:
-    """Run it: whether there are numbers, none of which is infinite or none at all, and no arithmetic has run over."""
+    """Run a scenario and check that all numbers are finite and no arithmetic has overflowed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         warnings.simplefilter("error", RuntimeWarning)

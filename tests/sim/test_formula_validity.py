@@ -1,4 +1,4 @@
-"""Formulas beside simulations beside measurements: where costs are as a formula thinks, all three are one; elsewhere they part."""
+"""Formulas, simulations and measurements: they agree where costs satisfy the formula's assumptions, and differ elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sim.comparison import formula_validity, run_comparison
 from tests.support.comparisons import LAYERS, PROMPT, decoded, every, profiles, runs_of
 
 FLAT = profiles()
-"""A pass takes a layer's time for each layer, however wide it is, and nothing else takes any: what the papers assume."""
+"""Assumptions of the papers: a pass takes one time per layer, for any number of tokens, and nothing else takes time."""
 WIDE = profiles(wider=0.2)
 SLOW = profiles(head=2e-3, step=3e-3)
 
@@ -33,7 +33,7 @@ PLAIN: Choice = ("autoregressive", {}, {})
 def rows(
     choices: Sequence[Choice], known: Mapping[str, Profile], clock: Mapping[str, Profile] = WIDE, tokens: int = 25, **more: Any
 ) -> pl.DataFrame:
-    """The claims of plain decoding and these choices, timed by a clock and predicted by what is known of it."""
+    """Claims from runs of plain decoding and these settings, timed with profiles `clock` and predicted with profiles `known`."""
     made = [decoded(name, tokens, rates, seed=3, **table) for name, table, rates in (PLAIN, *choices)]
     units = [2 if each.method == "ppd" else 1 for each in made]
     runs = runs_of(made, clock, **{"units": units, **more})
@@ -76,14 +76,14 @@ def test_claims_name_their_measured_numbers() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7])
 def test_theorem_3_8_holds_where_multi_token_passes_take_no_longer(length: int) -> None:
-    """All drafts accepted, whole rounds of length + 1 tokens, and every pass as long as one of a token."""
+    """All drafts accepted, full rounds of length + 1 tokens, and every pass takes the time of a single-token pass."""
     tokens = 6 * (length + 1)
     found = rows([drafting(length, 1.0)], FLAT, FLAT, tokens).row(0, named=True)
     ratio = LAYERS["draft"] / LAYERS["target"]
     assert found["claim"] == "verify"
     assert found["x"] == length
     assert found["formula"] == pytest.approx(float(speculative.speedup(1.0, length, ratio)))
-    # But for the last round, whose last token nobody drafts.
+    # Except in the last round, whose last token is not drafted.
     assert found["simulated"] == pytest.approx(found["formula"], rel=0.1)
     assert found["measured"] == pytest.approx(found["simulated"])
 
@@ -164,7 +164,7 @@ def test_time_saved_is_less_than_layers_with_call_overhead() -> None:
 
 
 def test_formula_of_bild_holds_without_confident_drafts() -> None:
-    """Each token takes a pass of both, 1 / (1 + c); the last token alone is written without asking."""
+    """Each token takes a pass of both models, 1 / (1 + c); only the last token is generated without a draft."""
     choice: Choice = ("bild", {"max_draft_length": 5}, {"fallback_rate": 1.0, "rollback_rate": 0.0})
     found = rows([choice], FLAT, FLAT, tokens=41).row(0, named=True)
     assert found["claim"] == "bild"
@@ -189,7 +189,7 @@ def test_rates_are_counted_from_reads() -> None:
 
 
 def test_method_declares_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No method is known here: what declares a check is compared, in its words; plain decoding here is as fast as itself."""
+    """Any method that declares a check is compared, with its own labels."""
     theory, kind = autoregressive_theory, registry.parameters("autoregressive")
     monkeypatch.setattr(kind, "FORMULA_CHECK", FormulaCheck("mine", of_time=True))
     assert rows([], FLAT).rows() == []  # a declaration without a formula
@@ -216,7 +216,7 @@ def test_methods_have_a_formula_if_and_only_if_they_declare_a_check() -> None:
 
 
 def test_formulas_need_several_processes_or_one_sequence() -> None:
-    """Early prediction on one unit, and a batch, are what no formula is about."""
+    """No formula covers PPD on one unit, or a batch."""
     together = ("speculative", {"draft_length": 3, "sequences": 2, "batching": "lockstep"}, {"acceptance_rate": 0.7})
     found = rows([PPD, together], FLAT, units=[1, 1, 1])
     assert found.rows() == []
@@ -238,7 +238,7 @@ def test_prompts_without_plain_decoding_are_left_out() -> None:
 
 
 def test_speed_up_is_over_all_prompts_together() -> None:
-    """Not the mean of speed-ups: time of a token of all."""
+    """The ratio of the mean times per token, not the mean of speed-ups."""
     found, known = every()
     table = run_comparison.compare(found, known)
     row = formula_validity.limits(found, table, known).filter(claim="verify", x=3).row(0, named=True)
@@ -281,7 +281,7 @@ def test_profile_of_another_machine_is_reported() -> None:
 
 
 def contended(slower: float, known: float) -> dict[str, Any]:
-    """The claim of a run on two units that take `slower` times as long beside each other, predicted as if it were `known`."""
+    """Claim from a run on two units that slow each other down by `slower`, predicted with a slowdown of `known`."""
     clock = profiles()
     found = rows([PPD], profiles(main_alone=1e-3, main_concurrent=known * 1e-3), clock, slower=slower)
     return found.filter(claim="bus").row(0, named=True)
@@ -304,7 +304,7 @@ def test_passes_alone_are_at_the_same_position() -> None:
 
 
 def test_slowdown_by_other_units_shows_in_passes() -> None:
-    """Of a pass in x of whose time another one is made, so much was done beside it, and the rest alone."""
+    """In a pass that overlaps another for a share x of its time, part of the work is done concurrently and the rest alone."""
     found = contended(1.5, 1.5)
     assert found["measured"] == pytest.approx(1 / (found["x"] / 1.5 + 1 - found["x"]))
     assert found["simulated"] == pytest.approx(found["measured"])
@@ -314,7 +314,7 @@ def test_slowdown_by_other_units_shows_in_passes() -> None:
 
 
 def test_cancelled_passes_are_left_out_of_the_bus_claim() -> None:
-    """A pass of the main process that was stopped took part of its time: neither it nor what is beside it counts."""
+    """A cancelled pass of the main process took only part of its time: neither it nor concurrent passes count."""
     known = profiles(main_alone=1e-3, main_concurrent=1.5e-3)
     made = [decoded(name, 25, rates, seed=3, **table) for name, table, rates in (PLAIN, PPD)]
     runs = runs_of(made, profiles(), units=[1, 2], slower=1.5)

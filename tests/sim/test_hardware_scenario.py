@@ -1,4 +1,4 @@
-"""Scenarios on hardware: the seconds of a run are those of the profile's passes, for every method and in every view."""
+"""Scenarios on hardware: the times of a run are those of the profile's passes, for every method and view."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ APART: dict[str, tuple[Tables, Tables, int]] = {
 
 @pytest.mark.parametrize("name", APART)
 def test_separate_draft_model_reserves_one_device(name: str) -> None:
-    """Its layers are not split: of four devices a unit for the target and one for each smaller model, at work and reserved."""
+    """The draft's layers are not split: the target's unit has four devices and each smaller model one, both busy and reserved."""
     method, outcomes, smaller = APART[name]
     costs = ROOFLINE | {"tensor_parallel": 4, "draft_shape": "llama-68m"} | ({"medium_shape": "llama-2-7b"} if smaller == 2 else {})
     tables = scenario(method | {"placement": "separate"}, costs, outcomes, event_replications=16)
@@ -159,7 +159,7 @@ SEVENTY: Tables = {
 
 
 def test_speed_ups_are_over_plain_decoding_on_the_same_devices() -> None:
-    """Of one drafted token a round gives two at most. The model does not fit one device: over one there is nothing to say."""
+    """A round with one drafted token generates two at most. The model does not fit one device, so the column is null."""
     for length in (1, 4):
         accept = {"kind": "iid", "acceptance_rate": 0.7}
         method = {"name": "speculative", "layers": 80, "draft_length": length}
@@ -307,7 +307,7 @@ def test_costs_depend_on_batch_and_devices_of_the_method(monkeypatch: pytest.Mon
 
 
 def test_model_that_just_fits_is_compared_with_one_device(tmp_path: Path) -> None:
-    """With the cache of all sequences at the end of the text; a byte less, and nobody knows how fast one device were."""
+    """With the cache of all sequences at their end; with one byte less memory the speed-up over one device is null."""
     needed = int(memory(preset("llama-68m"), 1.0, context=100 + 32, batch=3).needed)
     for spare in (0, -1):
         path = tmp_path / f"device{spare}.toml"
@@ -319,7 +319,7 @@ def test_model_that_just_fits_is_compared_with_one_device(tmp_path: Path) -> Non
 
 
 def test_draft_on_a_separate_device_shares_no_memory() -> None:
-    """In the middle of what is known of its costs and at both ends; with as few units as the target has it lies on all of these."""
+    """At the estimated costs and at both ends; with only the target's units the draft is on these."""
     drafting, draft = {"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}
     for tensor_parallel, placement, units, share in (
         (1, "separate", None, 1.0), (4, "colocated", None, 1.0), (4, "separate", None, 0.25), (4, "separate", 2, 0.25),
@@ -334,7 +334,7 @@ def test_draft_on_a_separate_device_shares_no_memory() -> None:
 
 
 def test_split_layers_are_compared_with_one_device_equally_busy(tmp_path: Path) -> None:
-    """By a profile of whole layers, which take half as long on two devices and three times as long beside another unit at work."""
+    """With a profile of layers that take half as long on two devices and three times as long while another unit is busy."""
     rows: list[dict[str, Any]] = [
         {"part": "layer", "width": 1, "context": context, "batch": 1, "busy": busy, "tensor_parallel": tensor_parallel,
          "time_s": 1e-4 * (1 + 2 * busy) / tensor_parallel}
@@ -370,14 +370,14 @@ prompt = 100
 busy = 1
 """
     path = tmp_path / "own.toml"
-    path.write_text(text)  # the profile lies beside it
+    path.write_text(text)  # in the folder of the profile
     step = 2 * 1e-4 * 1.1 * 2 + 5e-5 + 3e-5
     for row in sim.run(path, out=None).to_dicts():
         assert row["latency_s"] == pytest.approx(10 * step, rel=1e-9)
         assert row["cost_source"] == "measured (by hand)"
         assert row["tpot_ms_input_low"] == pytest.approx(1e3 * step * (1 - row["seconds_error"]))
         assert row["tpot_ms_input_high"] == pytest.approx(1e3 * step * (1 + row["seconds_error"]))
-        assert "memory_share" not in row  # nobody knows how much it has
+        assert "memory_share" not in row  # the memory of the device is not known
 
 
 def test_run_prints_the_source_of_its_times(measured: Path) -> None:
@@ -428,7 +428,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"kind": "roofline", "device": "a100"}, "cost: shape is required by kind 'roofline'"),
     ({}, {"kind": "profile"}, "cost: profile is required by kind 'profile'"),
     ({}, {"kind": "profile", "profile": "h100-llama-13b"}, "cost: profile: unknown profile 'h100-llama-13b'"),
-    ({}, {"kind": "profile", "profile": "nobody.json"}, "cost: profile: nobody.json: there is no such file"),
+    ({}, {"kind": "profile", "profile": "missing.json"}, "cost: profile: missing.json: there is no such file"),
     ({}, {"kind": "profile", "profile": 3}, "cost: profile must be a name in quotes, got 3"),
     ({}, {"kind": "profile", "profile": "h100-operations"}, "cost: profile: h100-operations is a profile of operations: name"),
     ({}, H100 | {"shape": "opt-1.3b"}, "cost: profile: h100-llama-2-13b is of llama-2-13b, not of opt-1.3b"),
@@ -463,7 +463,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 
 
 def test_cost_axis_has_a_column_next_to_a_parameter_of_its_name() -> None:
-    """`prompt` is where SkipDecode's schedule begins; `cost.prompt` is how many positions are cached."""
+    """`prompt` is the start of SkipDecode's schedule; `cost.prompt` is the number of cached positions."""
     method = {"name": "skipdecode", "min_layers": 20, "max_layers": 40, "prompt": 4, "sequence_length": 64}
     found = sim.run(scenario(method, ROOFLINE) | {"sweep": {"cost.prompt": [64, 640]}}, out=None, views=["formula"])
     assert found.select("prompt", "cost.prompt").rows() == [(4, 64), (4, 640)]
@@ -494,7 +494,7 @@ def test_a_damaged_profile_is_named(measured: Path) -> None:
     ("share", "limit"), [(0.0, ""), (0.8, ""), (1.5, "1e+12 at most (memory)"), (1e6, "1e+14 at most (arithmetic)")]
 )
 def test_own_profile_faster_than_its_device_is_refused(measured: Path, share: float, limit: str) -> None:
-    """A layer reads 19 MB at 1e12 bytes/s, of which none is spared here: 19 us; it is said to take so much less."""
+    """A layer reads 19 MB at 1e12 bytes/s, which takes 19 us at least; the profile gives a shorter time."""
     made = replace(profile_files.load(measured), cache_bytes=0.0)
     faster = 1.1e-4 / 19e-6 * share
     if share:
@@ -559,7 +559,7 @@ def test_unmeasured_parts_are_listed() -> None:
 
 
 def test_batched_candidates_on_two_units_take_the_time_of_many_units() -> None:
-    """By an H100's own widths; the account of passes is that of as many candidates."""
+    """With measured multi-token passes of an H100; the account of passes is that of the same number of candidates."""
     table = sim.run("ppd-batched", out=None, views=["formula"])
     for k in (3, 5):
         rows = table.filter((pl.col("method") == "ppd") & (pl.col("candidates") == k))
@@ -571,7 +571,7 @@ def test_batched_candidates_on_two_units_take_the_time_of_many_units() -> None:
 
 
 def test_operations_of_batched_candidates_equal_those_of_many_units() -> None:
-    """By every view, and by the grid of closed forms."""
+    """In every view, and in the vectorised grid."""
     one: Any = {"name": "ppd", "layers": 8, "exit_layer": 5, "candidates": 3}
     for views in (["formula"], ["formula", "paths", "events"]):
         tables = [scenario(one | {"batched": value}, {}, MATCH["match"], tokens=16, views=views) for value in (True, False)]

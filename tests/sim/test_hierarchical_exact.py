@@ -1,4 +1,4 @@
-"""Hierarchical decoding: which readings are lossless, when they pay, the deck's numbers, and what a scenario may ask for."""
+"""Hierarchical decoding: lossless readings, break-even, the numbers of the slides, and the keys of a scenario."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from model.methods.speculative import theory as speculative
 from model.steps import Commit, Forward, Read
 
 DECK_SMALL = 0.75 / 6.39
-"""The deck's times of T5-small and T5-large on English to German."""
+"""Times of T5-small and T5-large on English to German in the slides."""
 VOCABULARY = 2
 ROLES = ("target", "medium", "draft")
 Text = tuple[int, ...]
@@ -30,20 +30,20 @@ def chosen(reading: str, gamma: int, inner: int = 1, **more: Any) -> Parameters:
 
 
 def law(role: str, context: Text) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Any law will do, if it differs from model to model and from context to context; this one has no zeros."""
+    """A distribution without zeros that differs between models and contexts."""
     weights = np.random.default_rng([ROLES.index(role), len(context), *context]).random(VOCABULARY) + 0.1
     return np.asarray(weights / weights.sum())
 
 
 class Seen(NamedTuple):
-    """An output: the context behind each of its positions."""
+    """An output: the context after each of its positions."""
 
     role: str
     contexts: tuple[Text, ...]
 
 
 class Runner:
-    """Interprets a decoder with models that are tables. Every choice by chance follows the script, as far as it goes."""
+    """Interpreter of a decoder whose models are tables. Random choices follow the script, as long as it lasts."""
 
     def __init__(self, script: list[int]) -> None:
         self.script, self.branches, self.chance = script, [], 1.0
@@ -109,7 +109,7 @@ class Runner:
 
 
 def outputs(parameters: Parameters, tokens: int, prompt: list[int]) -> dict[Text, float]:
-    """The law of the output: every run, one after the other, as digits of a number whose bases are told by the run."""
+    """Distribution of the output by enumerating all runs, as digits of a number whose bases depend on the run."""
     found: Counter[Text] = Counter()
     script: list[int] | None = []
     while script is not None:
@@ -124,7 +124,7 @@ def outputs(parameters: Parameters, tokens: int, prompt: list[int]) -> dict[Text
 
 
 def own(tokens: int, prompt: list[int]) -> dict[Text, float]:
-    """The law of the large model alone."""
+    """Distribution of the large model alone."""
     return {
         text: math.prod(law("target", (*prompt, *text[:index]))[token] for index, token in enumerate(text))
         for text in itertools.product(range(VOCABULARY), repeat=tokens)
@@ -330,7 +330,7 @@ def test_three_views_of_every_law(reading: str, index: int) -> None:
         assert paths[name] == pytest.approx(formula[name], abs=5 * error + 1e-9)
     # Of rounds and drafted tokens the run itself compares them, at a false alarm in a million runs: it would warn, an error here.
     if reading != "recursive":
-        # So many decodings know a deviation to sqrt((kurtosis - 1) / 4 / 4096): a tenth is five of that at a kurtosis of 7.
+        # Over 4096 decodings a deviation has relative error sqrt((kurtosis - 1) / 4 / 4096): 10 % is 5 sigma at kurtosis 7.
         assert paths["latency_sd_layers"] == pytest.approx(formula["latency_sd_layers"], rel=0.1)
     assert (formula["reserved_units"], events["peak_units"]) == (3, 1)
 

@@ -1,4 +1,4 @@
-"""Measured runs that cannot be: one line with row and column when they are loaded, whatever is wrong with them."""
+"""Impossible measured runs: loading them gives one line with the row and the column."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.comparisons import decoded, profiles, runs_of
 
 @functools.lru_cache(maxsize=1)
 def honest() -> measured_runs.MeasuredRuns:
-    """A plain decoding, one that drafts and one over two units, three repeats each."""
+    """A plain decoding, one with drafts and one over two units, three repeats each."""
     made = [
         decoded("autoregressive", 6, {}), decoded("speculative", 6, {"acceptance_rate": 0.7}, draft_length=2),
         decoded("ppd", 6, {"match_rate": 0.6}, exit_layer=8, candidates=1),
@@ -32,7 +32,7 @@ def honest() -> measured_runs.MeasuredRuns:
 
 
 def put(folder: Path, about: Callable[[dict[str, Any]], dict[str, Any]] | None = None, table: pl.DataFrame | None = None) -> Path:
-    """The honest runs with something changed, and the profiles beside them; checksums are right."""
+    """The valid runs with one change, saved with their profiles; checksums are correct."""
     found = honest()
     named = {role: profile_files.save(each, folder).name for role, each in profiles(head=2e-3, wake=1e-3, scheduling=1e-4).items()}
     own = measured_runs.MeasuredRuns(
@@ -135,7 +135,7 @@ OTHERWISE: tuple[Any, ...] = (None, 3, "x", [], ["x"], {"x": 3}, True, [None], {
 
 @pytest.mark.parametrize("key", [*measured_runs.RunsDescription.__annotations__])
 def test_any_value_is_accepted_or_refused_in_one_line(key: str, tmp_path: Path) -> None:
-    """Every key with a value of every kind: numbers come out, or one line does."""
+    """Every key with a value of every type gives numbers, or one line of error."""
     path = put(tmp_path)
     said = json.loads(path.read_text())
     for value in OTHERWISE:

@@ -1,4 +1,4 @@
-"""The lossy methods through scenarios: what each kind of outcomes comes to, who knows the agreement, work, batches, traces."""
+"""Lossy methods in scenarios: kinds of outcomes, agreement, work, batches and traces."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ RECORD: dict[str, list[Any]] = {
     "agrees": [True, False, False, False, True, True],
 }  # fmt: skip
 AT = {"fallback_threshold": 0.5, "rollback_threshold": 2.0}
-"""Of the six one is unsure (.4), and of the other five two are farther than 2; the one at .5 is sure, and at 2 near enough."""
+"""One of the six is below the fallback threshold (.4), and two of the other five are beyond distance 2; .5 and 2 are within."""
 
 
 def tables(name: str, **sections: Any) -> dict[str, Any]:
-    """A small scenario of one lossy method, with sections put in place of its own."""
+    """A small scenario of one lossy method, with sections replaced."""
     method, outcomes, cost = OWN[name]
     base: dict[str, Any] = {
         "scenario": {"name": "small", "tokens": TOKENS, "replications": 4096, "event_replications": 40},
@@ -61,7 +61,7 @@ def view(table: pl.DataFrame, name: str) -> dict[str, Any]:
 
 
 def toml(value: Any) -> str:
-    """Tables as a scenario file would hold them."""
+    """Tables as in a scenario file."""
     lines = []
     for section, table in value.items():
         for each in table if isinstance(table, list) else [table]:
@@ -108,7 +108,7 @@ def test_agreement_column_is_absent_for_exact_methods() -> None:
 
 
 def judged(row: int, variant: str) -> str:
-    """What becomes of the token of a row of the record, at the thresholds above."""
+    """Decision on the token of a row of the record, at the thresholds above."""
     if RECORD["confidence"][row] < AT["fallback_threshold"]:
         return "unsure"
     far = RECORD["distance"][row] > AT["rollback_threshold"]
@@ -116,7 +116,7 @@ def judged(row: int, variant: str) -> str:
 
 
 def counted(variant: str, length: int) -> tuple[float, float, float]:
-    """Fallback rate, rollback rate and agreement of an endless decoding whose tokens are drawn from the record, draft by draft."""
+    """Fallback rate, rollback rate and agreement of an infinite decoding with tokens drawn from the record, draft by draft."""
     fates = [judged(row, variant) for row in range(6)]
     sure = [fate for fate in fates if fate != "unsure"]
     tokens = foreign = 0
@@ -204,7 +204,7 @@ LAWS: list[tuple[dict[str, Any], list[float], list[float]]] = [
 
 @pytest.mark.parametrize(("law", "fallback", "rollback"), LAWS, ids=range(len(LAWS)))
 def test_given_rates(law: dict[str, Any], fallback: list[float], rollback: list[float]) -> None:
-    """Rounds by a recursion of their own; events equal paths, whose mean time is within 5 standard errors of the formula's."""
+    """Rounds by a separate recursion; events equal paths, whose mean time is within 5 standard errors of the formula's."""
     table = sim.run(tables("bild", outcomes=law))
     formula, paths, events = (view(table, name) for name in ("formula", "paths", "events"))
     assert formula["fallback_rate"] == pytest.approx(np.mean(fallback))
@@ -238,11 +238,11 @@ def test_a_record_may_be_published_or_assumed(record: str) -> None:
 
 
 TEXTS = [[0, 1, 2, 3, 4, 5, 0, 3, 2, 4, 1, 0], [4, 3, 0, 3, 0, 4, 2, 1, 3, 3, 5], [1, 2] * 8]
-"""Three texts, of 12, 11 and 16 tokens, by rows of the record."""
+"""Three sequences of 12, 11 and 16 tokens, as rows of the record."""
 
 
 def played(text: Sequence[int], variant: str) -> tuple[int, int]:
-    """Rounds and foreign tokens of a recorded text, decoded token by token."""
+    """Rounds and foreign tokens of a recorded sequence, decoded token by token."""
     out, runs, foreign = 0, 0, 0
     while out < TOKENS:
         runs += 1
@@ -262,14 +262,14 @@ def played(text: Sequence[int], variant: str) -> tuple[int, int]:
 @pytest.mark.parametrize("variant", ["paper", "code"])
 def test_replayed_sequences(variant: str, tmp_path: Path) -> None:
     columns = {name: [[values[row] for row in text] for text in TEXTS] for name, values in RECORD.items()}
-    (tmp_path / "texts.json").write_text(json.dumps(columns))
-    law = {"kind": "replay", "file": str(tmp_path / "texts.json")}
+    (tmp_path / "sequences.json").write_text(json.dumps(columns))
+    law = {"kind": "replay", "file": str(tmp_path / "sequences.json")}
     table = sim.run(tables("bild", method=[{**BILD, **AT, "variant": variant}], outcomes=law))
     found = [played(text, variant) for text in TEXTS]
     formula, paths, events = (view(table, name) for name in ("formula", "paths", "events"))
     mean = sum(runs for runs, _ in found) / 3
     assert TOKENS / formula["tokens_per_round"] == pytest.approx(mean)
-    # Five standard errors of so many decodings, each one of the texts: a false alarm in 1.7 million seeds.
+    # Five standard errors over decodings that replay one of the sequences: a false alarm in 1.7 million seeds.
     spread = float(np.std([runs for runs, _ in found]))
     assert TOKENS / paths["tokens_per_round"] == pytest.approx(mean, abs=5 * spread / 4096**0.5 + 1e-9)
     for row in (formula, paths, events):
@@ -285,8 +285,8 @@ def test_replayed_sequences(variant: str, tmp_path: Path) -> None:
 
 def test_sequence_in_full_agreement_has_agreement_1(tmp_path: Path) -> None:
     columns = {"confidence": [[0.9] * 12], "distance": [[0.1] * 12], "agrees": [[True] * 12]}
-    (tmp_path / "texts.json").write_text(json.dumps(columns))
-    law = {"kind": "replay", "file": str(tmp_path / "texts.json")}
+    (tmp_path / "sequences.json").write_text(json.dumps(columns))
+    law = {"kind": "replay", "file": str(tmp_path / "sequences.json")}
     table = sim.run(tables("bild", method=[{**BILD, **AT}], outcomes=law), replications=4)
     assert table["agreement"].to_list() == [1.0] * 3
     assert table["tokens_per_round"].to_list() == [4.0] * 3
@@ -331,7 +331,7 @@ FALLS: list[tuple[dict[str, Any], Any]] = [
 @pytest.mark.parametrize(("decay", "needed"), FALLS, ids=["fixed", "paper", "code", "flat"])
 @pytest.mark.parametrize("first_check", [1, 2])
 def test_confidences(decay: dict[str, Any], needed: Any, first_check: int, tmp_path: Path) -> None:
-    """Depth and agreement of every recorded token at every place; the law draws one of the tokens for each place."""
+    """Exit layer and agreement of every recorded token at every position; the law draws one token per position."""
     (tmp_path / "c.json").write_text(json.dumps({"confidence": SURE, "agrees": RIGHT}))
     method = {**EXIT, "threshold": 0.875, "first_check": first_check, **decay}
     law = {"kind": "confidences", "file": str(tmp_path / "c.json")}
@@ -353,7 +353,7 @@ def test_confidences(decay: dict[str, Any], needed: Any, first_check: int, tmp_p
 
 
 def test_forms_of_decay_differ(tmp_path: Path) -> None:
-    """The test above could not tell them apart if all recorded tokens left where they do in any case."""
+    """The test above needs tokens whose exit layer depends on the form of decay."""
     (tmp_path / "c.json").write_text(json.dumps({"confidence": SURE}))
     law = {"kind": "confidences", "file": str(tmp_path / "c.json")}
     given = [tables("early_exit", method=[{**EXIT, "threshold": 0.875, **decay}], outcomes=law) for decay, _ in FALLS]
@@ -365,7 +365,7 @@ def test_forms_of_decay_differ(tmp_path: Path) -> None:
 
 
 def test_agreement_of_a_batch_is_unknown(tmp_path: Path) -> None:
-    """A text goes on to where the others are sure, and the record knows nothing of others."""
+    """In a batch a sequence continues until the others are confident, which the record does not contain."""
     (tmp_path / "c.json").write_text(json.dumps({"confidence": SURE, "agrees": RIGHT}))
     method = {**EXIT, "threshold": 0.875, "sequences": 2, "batching": "static"}
     law = {"kind": "confidences", "file": str(tmp_path / "c.json")}
@@ -379,7 +379,7 @@ def test_agreement_of_a_batch_is_unknown(tmp_path: Path) -> None:
 
 
 def test_trials_give_an_input_interval() -> None:
-    """At the ends of an interval the observed rate is 1.96 standard deviations away: for rollbacks of what was written."""
+    """At the ends of an interval the observed rate is 1.96 standard deviations away; rollbacks are counted over written tokens."""
     trials = 400
     row = view(sim.run(tables("bild", outcomes={**RATES, "trials": trials}), views=["formula"]), "formula")
 
@@ -459,7 +459,7 @@ SHAPED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SHAPED)
 def test_work_in_formula_and_events(name: str) -> None:
-    """What the engine counts pass by pass and what the closed form says of the mean, by batches of replications for an error."""
+    """The engine's counts per pass against the closed form of the mean, with an error from batches of replications."""
     given = tables(name.partition("-")[0], **SHAPED[name])
     formula = view(sim.run(given, views=["formula"]), "formula")
     runs = [view(sim.run(given, views=["events"], replications=12, seed=seed), "events") for seed in range(8)]
@@ -505,7 +505,7 @@ def test_occupancy_is_tokens_over_batch_slots(name: str, batch: int, lengths: li
 
 @pytest.mark.parametrize("fill", ["propagate", "backfill"])
 def test_consecutive_sequences_have_independent_draws(fill: str) -> None:
-    """Of six texts that are decoded alone the events play the depths of all six, not six times those of the first."""
+    """For six sequences decoded alone the events use the exit layers of all six, not six times those of the first."""
     method = {**EXIT, "fill": fill, "batching": "static", "lengths": [3, 12, 1, 1, 7, 12]}
     given = tables("early_exit", method=[method], cost={"propagation": 0.125})
     table = sim.run(given)
@@ -568,7 +568,7 @@ def test_a_record_is_read_once_for_all_points(record: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("kind", ["thresholds", "replay", "confidences"])
 def test_record_path_is_relative_to_the_scenario(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the command is called; in [outcomes], in a table of it, in a method's own, and on an axis."""
+    """In any working directory; in [outcomes], in its sub-tables, in [method.outcomes], and on an axis."""
     place = tmp_path / "mine" / "records"
     place.mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
@@ -621,7 +621,7 @@ def test_schema_refuses_unknown_keys(name: str, spoil: str, message: str) -> Non
 @pytest.mark.parametrize("name", ["bild", "bild-thresholds", "skipdecode", "early-exit", "compare-lossy"])
 def test_bundled_scenarios_run_and_mark_inexact_methods(name: str, tmp_path: Path) -> None:
     assert fits(scenario_file.load(name), schema_of_scenarios())
-    short = {"scenario.tokens": 24} if name.startswith("bild") else {}  # of many points; elsewhere texts have lengths of their own
+    short = {"scenario.tokens": 24} if name.startswith("bild") else {}  # has many points; the others have given lengths
     report = sweep.run(name, replications=2, set=short, out=tmp_path / "run")
     assert report.failed == []
     table = report.frame()
@@ -668,7 +668,7 @@ def test_notes_of_several_methods(tmp_path: Path) -> None:
 
 
 def test_directory_does_not_hide_a_bundled_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `sim run early-exit -o early-exit` leaves one; a file of that name is meant, though."""
+    """A directory as left by `sim run early-exit -o early-exit`; a file of that name has precedence."""
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         arguments = ["run", "early-exit", "-o", "early-exit", "--replications", "1", "--view", "formula", "--no-figures"]
@@ -698,7 +698,7 @@ TRACED = {
 @pytest.mark.parametrize("name", TRACED)
 @pytest.mark.parametrize("tokens", [None, 4, 1, 50])
 def test_trace_has_the_requested_tokens(name: str, tokens: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them, or the first of every text; layer by layer it takes as long."""
+    """All tokens, or the first of every sequence; with one event per layer the time is the same."""
     method = TRACED[name]
     given = tables(name.partition("-")[0], method=[method])
     if "exit_layer" in method:
@@ -724,7 +724,7 @@ def test_shortened_trace_begins_like_the_full_one() -> None:
 @pytest.mark.parametrize("name", ["bild", "skipdecode-batch", "early_exit-batch"])
 @pytest.mark.parametrize("suffix", ["json.gz", "png"])
 def test_command_draws_a_trace(name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A picture shows six tokens of a text where nobody says how many, whatever the lengths of others."""
+    """A picture shows six tokens per sequence by default, for any lengths of the other sequences."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.toml").write_text(toml(tables(name.partition("-")[0], method=[TRACED[name]])))
     done = CliRunner().invoke(app, ["trace", "s.toml", "-o", f"t.{suffix}"])

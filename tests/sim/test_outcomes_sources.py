@@ -1,4 +1,4 @@
-"""Outcomes: their kinds and rates by name, where they come from, and that forced runs and the simulator draw the same."""
+"""Outcomes: names of kinds and rates, sources, and equal draws in forced runs and in the simulator."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_invalid_sources_and_trials_are_refused(name: str) -> None:
 
 
 def test_each_kind_of_outcome_is_listed_once() -> None:
-    """Each has laws, a column of its own, and whoever asks for one asks for one that there is."""
+    """Each kind has laws and a separate column, and methods use only existing kinds."""
     assert [*outcomes_section.LAWS] == [*KINDS] == [kind.name for kind in KINDS.values()]
     columns = [rate.column for kind in KINDS.values() for rate in kind.rates]
     assert len({*columns}) == len(columns)
@@ -62,7 +62,7 @@ RATED = [name for name in LEAST if any("rate" in key or "low" in key or key == "
 
 @pytest.mark.parametrize("name", RATED)
 def test_rate_has_one_name(name: str) -> None:
-    """That of its key: in its messages, and where it is set anew, by which what was measured of another rate goes."""
+    """A rate has the name of its key, in errors and in overrides, which remove the source of the old rate."""
     outcome, _, kind = name.partition(": ")
     record, given = outcomes_section.LAWS[outcome][kind], LEAST[name]
     assert {key for key in given if "rate" in key or "low" in key or key == "hazards"} == {*record.RATES} <= {*given}
@@ -100,8 +100,8 @@ FORCED: list[tuple[dict[str, Any], dict[str, Any], dict[str, float]]] = [
 
 
 @pytest.mark.parametrize(("method", "outcomes", "rates"), FORCED, ids=[method["name"] for method, _, _ in FORCED])
-def test_forced_outcomes_equal_the_simulated_ones(method: dict[str, Any], outcomes: dict[str, Any], rates: dict[str, float]) -> None:
-    """Of the same rates, seed and replication the counter makes the same commits and the same passes."""
+def test_forced_outcomes_equal_simulated_ones(method: dict[str, Any], outcomes: dict[str, Any], rates: dict[str, float]) -> None:
+    """For the same rates, seed and replication the counter makes the same commits and passes."""
     costs = {"hierarchical": {"cost_ratio": 0.1, "medium_cost_ratio": 0.4}, "ppd": {}, "early_exit": {}}
     tables = {
         "scenario": {"name": "forced", "tokens": 12, "seed": 7}, "method": [{"layers": 8, **method}], "outcomes": outcomes,
@@ -118,7 +118,7 @@ def test_forced_outcomes_equal_the_simulated_ones(method: dict[str, Any], outcom
 
 @pytest.mark.parametrize(("units", "ranks"), [(None, {1}), (2, {1, 2, 3})])
 def test_any_candidate_may_be_right_where_processes_wait(units: int | None, ranks: set[int]) -> None:
-    """So it is on real passes, whose processes always may."""
+    """As with real models, whose processes may always wait."""
     tables = {
         "scenario": {"name": "ranks", "tokens": 40}, "method": [{"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 3}],
         "outcomes": {"kind": "iid", "match_rate": 1.0}, "cluster": {} if units is None else {"units": units},

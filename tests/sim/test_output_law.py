@@ -1,4 +1,4 @@
-"""The text of speculative decoding has the target's law, as fractions; each known way to lose that is found, and by how much."""
+"""The output of speculative decoding has the target's distribution, in exact fractions; each known mistake is found."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -26,7 +26,7 @@ def laws(words: int = 2) -> st.SearchStrategy[Law]:
 
 
 def decoding(p: Law, q: Law, gamma: int, tokens: int, *, sampled: bool = True, stop: int | None = None) -> Texts:
-    """The law of the text where both models say the same after any text."""
+    """Distribution of the output if the models' distributions do not depend on the context."""
     parameters = speculative.Parameters(2, gamma, sampled)
     models = {"target": lambda text: p, "draft": lambda text: q}
     ends = () if stop is None else (stop,)
@@ -34,7 +34,7 @@ def decoding(p: Law, q: Law, gamma: int, tokens: int, *, sampled: bool = True, s
 
 
 def bias(p: Law, q: Law, gamma: int = 1, tokens: int = 2) -> Fraction:
-    """Distance of the law of the text from the target's own."""
+    """Distance of the output's distribution from the target's."""
     return distance(decoding(p, q, gamma, tokens), own_law(lambda text: p, PROMPT, tokens))
 
 
@@ -69,7 +69,7 @@ def test_every_path_is_followed_once_and_probabilities_sum_to_1() -> None:
 
 
 def numbers(*bounds: Fraction, at_least: bool = False) -> Callable[[], Steps]:
-    """A process that compares one random number with these bounds, one after another, and puts out what it found."""
+    """A process that compares one random number with these bounds in turn and emits the results."""
 
     def steps() -> Steps:
         out = yield Forward("target", (0,), 0, LayerSpan(0, 1), heads=1)
@@ -108,7 +108,7 @@ def test_most_likely_tokens_come_first() -> None:
         pytest.param(Forward("target", (5,), 2, LayerSpan(0, 1), heads=1), CacheError,
                      "a pass at position 2 of a model that has read 1", id="a gap before the pass"),
         pytest.param(Forward("draft", (5,), 0, LayerSpan(0, 1), heads=1), CacheError, r"draft has read .* where the text is",
-                     id="another text than what was put out"),
+                     id="other tokens than those generated"),
         pytest.param(Fork((), ()), TypeError, "Fork", id="sub-processes"),
     ],
 )  # fmt: skip
@@ -182,7 +182,7 @@ def test_greedy_output_is_certain(p: Law, q: Law, gamma: int, tokens: int, stop:
 @settings(max_examples=60)
 @given(p=laws(3), q=laws(3))
 def test_correction_from_p_is_wrong_by_the_computed_distance(p: Law, q: Law) -> None:
-    """Put out are min(p, q), and (1 - beta) p for what was rejected: right only where min(p, q) = beta p."""
+    """The output is min(p, q), plus (1 - beta) p for rejected tokens: correct only where min(p, q) = beta p."""
     with pytest.MonkeyPatch.context() as patch:
         after(spoiled.changed(correction="sample"), speculative, "verify")(patch)
         found = decoding(p, q, 1, 2)
@@ -218,7 +218,7 @@ def test_p_and_q_swapped_is_wrong() -> None:
 
 @given(p=laws(3), q=laws(3))
 def test_a_greedy_draft_must_be_tested_as_certain(p: Law, q: Law) -> None:
-    """The likeliest word x of q comes with chance min(1, p / q), where p is due; right only if q(x) is 1 or p(x) is 0 or 1."""
+    """The most likely word x of q has probability min(1, p / q) instead of p; correct only if q(x) is 1 or p(x) is 0 or 1."""
     x = q.index(max(q))
     with pytest.MonkeyPatch.context() as patch:
         after(spoiled.greedy_draft, speculative, "start")(patch)
@@ -229,7 +229,7 @@ def test_a_greedy_draft_must_be_tested_as_certain(p: Law, q: Law) -> None:
 
 
 def test_lagging_draft_cache_is_found() -> None:
-    """Rejected tokens that stay in the draft's cache do no harm to the law, only to acceptance: the text that was read tells."""
+    """Rejected tokens left in the draft's cache do not change the distribution, only acceptance; the cached context shows them."""
 
     def never_cut(right: Any, *args: Any) -> Steps:
         steps, answer, held = right(*args), None, 0

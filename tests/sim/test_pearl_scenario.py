@@ -1,4 +1,4 @@
-"""PEARL in scenarios: what the bundled one answers, what is refused, and where only events know."""
+"""PEARL in scenarios: the bundled scenario, invalid settings, and points with values only in the view events."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_laws_by_draft_position_are_refused(law: str, tmp_path: Path, monkeypatc
 
 
 def test_on_one_unit_only_events_have_values(tmp_path: Path) -> None:
-    """Both models wait for the one unit: a round takes the drafts and the pass, one after the other."""
+    """Both models wait for one unit: a round takes the drafts and then the pass."""
     small, out = tmp_path / "small.toml", tmp_path / "out"
     small.write_text(BASE + IID)
     more = ["--set", "cluster.units=1", "--set", "outcomes.acceptance_rate=1.0", "--no-figures", "--out", str(out)]
@@ -73,7 +73,7 @@ def rows() -> pl.DataFrame:
 
 
 def test_bundled_scenario_answers_its_question() -> None:
-    """Drafts that fit into a pass are free, so PEARL is the faster the dearer they are; where they are cheap, drafting first is."""
+    """Drafts that fit into a pass take no extra time: PEARL is faster with expensive drafts, drafting first with cheap ones."""
     found = rows()
     keys = ["method", "draft_length", "acceptance_rate", "cost_ratio"]
     speed: dict[Any, float] = {tuple(row[key] for key in keys): row["speedup"] for row in found.iter_rows(named=True)}

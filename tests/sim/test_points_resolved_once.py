@@ -1,4 +1,4 @@
-"""Points of a grid share what they are made of: each is what it is in a scenario of its own, and is resolved once."""
+"""Points of a grid share their parts: each equals a scenario of that point alone, and each part is resolved once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GRIDS: dict[str, dict[str, Any]] = {
         "cost": {"cost_ratio": 0.1},
         "sweep": {"method.draft_layers": [1, 2], "outcomes.accept.acceptance_rate": [0.4, 0.8]},
     },
-    "records that cover so many tokens": {
+    "records that cover all tokens": {
         "scenario": {"name": "x", "tokens": 3},
         "method": [{"name": "speculative", "layers": 8, "draft_length": 2}],
         "outcomes": {"kind": "replay", "source": "measured", "records": [
@@ -59,7 +59,7 @@ GRIDS: dict[str, dict[str, Any]] = {
 
 
 def alone(grid: Grid, point: int) -> dict[str, Any]:
-    """The tables of one point, without a sweep; of several methods its own."""
+    """The tables of one point, without a sweep and with only its method."""
     tables = copy.deepcopy(grid.base)
     for path, value in grid.values(point).items():
         scenario_file.apply(tables, path, value)
@@ -85,7 +85,7 @@ def test_points_equal_single_point_scenarios(name: str) -> None:
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_choices_and_outcomes_are_resolved_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all views together: as often as there are different ones, not as often as there are points, views or shards."""
+    """Over all views each distinct part is resolved once, not once per point, view or shard."""
     choices, outcomes = cases.resolve_but_outcomes, cases.resolve_outcomes
     counts = {"choices": 0, "outcomes": 0}
 
@@ -116,7 +116,7 @@ def test_constant_law_is_shared_by_all_points(monkeypatch: pytest.MonkeyPatch) -
         return made[-1]
 
     monkeypatch.setattr(cases, "resolve_outcomes", resolve)
-    tables = GRIDS["records that cover so many tokens"] | {"outcomes": {"kind": "iid", "acceptance_rate": 0.5}}
+    tables = GRIDS["records that cover all tokens"] | {"outcomes": {"kind": "iid", "acceptance_rate": 0.5}}
     found = sim.run(tables, views=["formula"])
     assert (found.height, len(made)) == (12, 1)
     assert isinstance(found, pl.DataFrame)

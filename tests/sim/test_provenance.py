@@ -1,4 +1,4 @@
-"""What a result says of itself: where its rates and times come from, what it holds, and which views know of waiting."""
+"""Provenance of results: sources of rates and times, reserved units, and views that model waiting."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_nested_tree_grown_by_overheads_is_contended() -> None:
         assert run["contended"].to_list() == [units < 40]
         held[units] = run.select("latency_layers", "reserved_units", "mean_busy_units").row(0)
     assert held[40][0] < held[4][0]  # with four units it waited
-    assert held[40][1] >= held[40][2]  # nobody is busy on a unit that is not held
+    assert held[40][1] >= held[40][2]  # only reserved units can be busy
     plain = sim.run(tables(method=method), views=["events"])
     assert plain["contended"].to_list() == [False]
 
@@ -120,7 +120,7 @@ def test_laws_with_known_counts_have_an_input_interval(outcomes: dict[str, Any])
 
 
 def test_interval_of_records_is_that_of_their_mean_rate() -> None:
-    """Student's, between records: positions within one do not count as trials. Alike records, or one, tell nothing."""
+    """Student's interval between records: positions within a record are not trials. Equal records, or a single one, give none."""
     records = [[True] * 6 + [False] * 2, [True, False] * 4, [True] * 2 + [False] * 6, [False, True] * 4]
     outcome = Grid(tables(outcomes={"kind": "replay", "records": records})).case(0).outcome
     assert outcome is not None
@@ -136,7 +136,7 @@ def test_interval_of_records_is_that_of_their_mean_rate() -> None:
 
 
 def test_published_table_with_bins_needs_by_position() -> None:
-    """Each position at its bin's rate, or all at the printed total: which one must be said, and they differ."""
+    """Each position has the rate of its bin, or all have the printed total; the key is required, and the results differ."""
     law = {"kind": "published", "table": "ppd-table-6", "data_set": "squad", "head": "trained"}
     method = {"name": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3}
 
@@ -148,6 +148,6 @@ def test_published_table_with_bins_needs_by_position() -> None:
         run()
     rates, _ = published.match_rates_by_position(data_set="squad", layer=20, candidates=3, head="trained", tokens=16)
     total = published.match_rate("ppd-table-6", data_set="squad", layer=20, candidates=3, head="trained").rate
-    # Theorem 4.1: each of the 15 tokens behind the first takes d - d', or d where its early prediction was wrong.
+    # Theorem 4.1: each of the 15 tokens after the first takes d - d', or d where its early prediction was wrong.
     assert run(by_position=True) == pytest.approx(40 + 20 * 15 + 20 * (1 - rates[:15]).sum(), abs=1e-9)
     assert run(by_position=False) == pytest.approx(40 + 20 * 15 + 20 * 15 * (1 - total), abs=1e-9)

@@ -1,4 +1,4 @@
-"""Statistics of the table of results: intervals cover what they say, closed forms are the same in arrays and point by point."""
+"""Statistics of the results table: coverage of intervals, and closed forms equal in arrays and point by point."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_sequences_share_only_reads_of_weights() -> None:
 
 
 def test_two_records_have_an_interval_and_one_has_none() -> None:
-    """That of Student between records, about the rate at each position and within [0, 1]."""
+    """Student's interval between records, around the rate at each position and within [0, 1]."""
     records = ((True, False, True, False), (True, True, True, False))
     found = match_outcomes.RecordedMatches(records=records).outcome(None, 4)
     shares = [0.5, 0.75]
@@ -171,7 +171,7 @@ def test_half_width_is_students(count: int) -> None:
 
 
 def same_within(found: pl.DataFrame, expected: pl.DataFrame, error: float) -> None:
-    """The same columns of the same types in any order, floats within an error; by no tolerance of polars, which renamed them."""
+    """The same columns of the same types in any order, floats within an error; polars has renamed its own tolerance arguments."""
     assert dict(found.schema) == dict(expected.schema)
     for name in expected.columns:
         ours, theirs = found[name], expected[name]
@@ -215,7 +215,7 @@ def test_shards_of_a_point_are_merged_exactly() -> None:
 
 
 def test_operations_equal_busy_time_with_layers_only() -> None:
-    """With overheads the unit-time holds more than operations: nothing is said of these."""
+    """With overheads the busy time has more than operations, so there is no value."""
     plain = formula_view.formula_row(Grid(tables()).case(0))
     assert plain["operations_per_token"] == plain["compute_per_token"] > 1
     found = formula_view.formula_row(Grid(tables() | {"cost": {"early_head": 0.5}}).case(0))
@@ -238,7 +238,7 @@ def test_distributions_are_kept_for_few_points(few: int, tmp_path: Any, monkeypa
 
 
 def test_shared_link_does_not_change_reserved_units() -> None:
-    """Where a shared link makes processes wait, and not the number of units, a larger cluster does not reserve more of them."""
+    """If a shared link and not the number of units makes processes wait, a larger cluster does not reserve more units."""
     scenario = tables() | {"cluster": {"units": 10, "links": "shared"}, "cost": {"link": 1.0}}
     case = Grid(scenario).case(0)
     assert case.contended

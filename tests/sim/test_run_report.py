@@ -1,4 +1,4 @@
-"""What a run prints beside its verdict: which columns tell points apart, how many rows are left out, and the notes."""
+"""Printed report of a run after its verdict: columns that differ between points, hidden rows, and notes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_note_on_slides_needs_all_points_of_their_table() -> None:
     def said(speedups: list[float | None]) -> list[str]:
         frame = pl.DataFrame({"view": "formula", "published_speedup": speedups}, schema_overrides={"published_speedup": pl.Float64})
         told = run_report.notes(frame.lazy(), {"cost": {}, "scenario": {"notes": ["deck-table-2"]}})
-        assert not {*run_report.notes(frame.lazy(), {"cost": {}})} & {*sentences}  # none that nobody asked for
+        assert not {*run_report.notes(frame.lazy(), {"cost": {}})} & {*sentences}  # no notes that the scenario does not name
         return [line for line in told if line in sentences]
 
     assert said([*printed, None, 1.0]) == sentences
@@ -196,7 +196,7 @@ def test_at_most_four_reasons_for_no_value_are_printed(count: int) -> None:
 
 
 def test_long_words_wrap_and_numbers_are_not_cut(tmp_path: Path) -> None:
-    """A column of words is no wider than it must be where there is no room, and no number of the table is cut."""
+    """On a narrow console columns of words wrap, and no number of the table is cut."""
     text = io.StringIO()
     given = tables(PPD, sweep={"cost.layer_times": [[1, 1, 1, 1], [1.125, 1.25, 1.375, 1.5], [1, 1, 1, 2]]})
     made = sweep.run(given, out=tmp_path, jobs=1)
@@ -248,7 +248,7 @@ def test_estimates_are_printed_once_in_tables_of_one_or_two(tmp_path: Path) -> N
             assert len(rules) == math.ceil(len(own) / each)
             headings = [line for line in text.getvalue().splitlines() if {"formula", "paths", "events"} <= {*line.split()}]
             with_units = [line.rstrip().endswith("reserved") for line in headings]
-            assert sum(with_units) == 1  # beside the mean of busy units
+            assert sum(with_units) == 1  # next to the mean of busy units
             assert with_units.index(True) == own.index("mean busy units") // each
             assert text.getvalue().count("paths") == len(own) + 1  # and a note on both views
             assert all(len(line) <= width for line in text.getvalue().splitlines() if "±" in line)
@@ -294,7 +294,7 @@ def test_sources_of_rates_are_printed_by_kind(names: list[str], of: str) -> None
 
 
 def test_notes_follow_the_order_of_points() -> None:
-    """Those on outcomes, the first few; and methods with another text, by what is known of it: many, so that chance orders none."""
+    """The first notes on outcomes, and lossy methods by agreement; many, so that a random order would be noticed."""
     count, most = 20_000, run_report.MOST_NOTES
     many = [f"note {at * 37 % count}" for at in range(count)]
     rows = pl.LazyFrame({"outcomes_note": [None, *many, *reversed(many)]})
@@ -314,7 +314,7 @@ def test_notes_follow_the_order_of_points() -> None:
 
 
 def test_a_table_is_printed_cell_by_cell(tmp_path: Path) -> None:
-    """A line for each point: what tells it apart, its rates, and each estimate by every view, with half of its interval."""
+    """One line per point: the columns that differ, rates, and each estimate in every view with half of its interval."""
     law = {"match": {"kind": "iid", "match_rate": 0.5}, "accept": {"kind": "iid", "acceptance_rate": 0.25}}
     draft, views = {"name": "speculative", "layers": 4, "draft_length": 2}, ("formula", "paths", "events")
     given = tables(PPD, draft, views=views, outcomes=law, cost={"cost_ratio": 0.25}, sweep={"cost.link": [0.0, 0.5]})

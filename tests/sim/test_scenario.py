@@ -1,4 +1,4 @@
-"""Scenarios and their grids: loading, overriding, numbering of points, and what is checked before anything runs."""
+"""Scenarios and their grids: loading, overrides, numbering of points, and checks before a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sim.scenarios.grid import Grid, parse_axis
 
 
 def tables(**sections: Any) -> scenario_file.Tables:
-    """A small scenario, with sections put in place of its own."""
+    """A small scenario, with sections replaced."""
     base = {
         "scenario": {"name": "small", "tokens": 8, "replications": 16},
         "method": [{"name": "ppd", "layers": 4, "exit_layer": 2, "candidates": 1}],

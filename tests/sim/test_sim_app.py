@@ -1,4 +1,4 @@
-"""The command on good input: what a user may expect to work, and where its output goes."""
+"""The command on valid input, and its outputs."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ PLAIN = '\n[[method]]\nname = "autoregressive"\nlayers = 4\n'
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory but for a small scenario."""
+    """A working directory with only a small scenario."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.toml").write_text(SMALL)
     return tmp_path
 
 
 def call(*arguments: str) -> str:
-    """What a command that must succeed says on stdout; it says nothing on stderr."""
+    """Stdout of a command that must succeed and print nothing on stderr."""
     done = CliRunner().invoke(app, [*arguments])
     assert done.exit_code == 0, (done.output, done.exception)
     assert done.stderr == ""
@@ -60,7 +60,7 @@ def call(*arguments: str) -> str:
 
 
 def run(*arguments: str) -> dict[str, Any]:
-    """The document of a run without figures."""
+    """JSON document of a run without figures."""
     found: dict[str, Any] = json.loads(call("run", *arguments, "--no-figures", "--json"))
     return found
 
@@ -241,12 +241,12 @@ def test_bundled_scenarios_pass_lint(name: str, folder: Path) -> None:
 
 @cache
 def schema_of_scenarios() -> dict[str, Any]:
-    """The schema, which no test changes."""
+    """The schema; no test changes it."""
     return of_scenarios()
 
 
 def fits(value: Any, schema: dict[str, Any]) -> bool:
-    """The part of JSON Schema that the schema of scenarios uses."""
+    """Validate against the part of JSON Schema that the schema of scenarios uses."""
     kinds: dict[str, Any] = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool}
     if "anyOf" in schema and not any(fits(value, each) for each in schema["anyOf"]):
         return False

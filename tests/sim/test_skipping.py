@@ -1,4 +1,4 @@
-"""SkipDecode and early exit as processes, path by path and in the mean: against references without steps, and over all luck."""
+"""SkipDecode and early exit as processes, by path and in the mean: against direct references, and by enumeration."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ WIDE = UnitCost(4, early_head=0.5, final_head=1.0, propagation=0.25, state_check
 
 
 def goes_on_from_where_it_has_come(step: Forward) -> None:
-    """Each token of a pass from its own state, behind the layer before; rows of one that has left may be made later."""
+    """Each token of a pass starts from its state after the previous layer; rows of a token that has exited may be made later."""
     if not step.layers.first:
         assert step.state is None
         return
@@ -48,7 +48,7 @@ def goes_on_from_where_it_has_come(step: Forward) -> None:
 
 
 def passes(steps: Steps, world: Lossy) -> list[tuple[Any, ...]]:
-    """Position, first and last layer, heads, and what else there is, of every pass."""
+    """Position, first and last layer, heads and other fields of every pass."""
     found: list[tuple[Any, ...]] = []
     answer: Any = None
     while True:
@@ -115,7 +115,7 @@ def test_longest_sequence_has_the_requested_tokens() -> None:
 
 @pytest.mark.parametrize("prompt", [1, 2, 3])
 def test_prompt_is_processed_except_its_last_token(prompt: int) -> None:
-    """In one pass through all layers; the last token begins the text."""
+    """In one pass through all layers; the last token starts the decoding."""
     choices = skip(), leave(), leave(fill="backfill"), leave(exit_layer=2)
     for algorithm, choice in zip((skipdecode, early_exit, early_exit, early_exit), choices, strict=True):
         steps: Steps = algorithm.decode(choice, [*range(prompt)], 2)
@@ -138,7 +138,7 @@ def skip(**more: Any) -> skipdecode.Parameters:
 
 
 def test_decoding_by_hand() -> None:
-    """Layers 4, 3.5, 3, 2.5, rounded up at a half: 4, 4, 3, 3; the first and the topmost of them."""
+    """Layers 4, 3.5, 3, 2.5, with halves rounded up: 4, 4, 3, 3; the first layer and the topmost ones."""
     want = [(0, 0, 4, 1), (1, 0, 4, 1), (2, 0, 4, 1, "gaps ((1, 2),)"), (3, 0, 4, 1, "gaps ((1, 2),)")]
     assert passes(skipdecode.decode(skip(), [0], 4), Lossy(1, 4)) == want
     floor = passes(skipdecode.decode(skip(rounding="floor", warm_up=0), [0], 4), Lossy(1, 4))
@@ -199,7 +199,7 @@ def test_batches_take_the_time_of_their_steps(
 
 
 def test_sequences_of_a_batch_read_their_own_rows() -> None:
-    """A text is put out in order; the next batch begins again behind the prompt."""
+    """A sequence is generated in order; the next batch starts again after the prompt."""
     parameters = skip(sequences=2, batching="static", lengths=(3, 1, 2))
     found = count(skipdecode.decode(parameters, [0], 3), Lossy(1, 4), 6)
     assert found.tokens == [1, 1, 2, 3, 1, 2]
@@ -249,7 +249,7 @@ def leave(**more: Any) -> early_exit.Parameters:
 
 
 def test_passes_by_hand() -> None:
-    """The first token is sure behind layer 2, the second behind none but the last, the third behind the first."""
+    """The first token is confident after layer 2, the second only after the last layer, the third after the first."""
     world = Lossy(1, 4, depths=[[2, 4, 1]])
     softmax = passes(early_exit.decode(leave(), [0], 3), world)
     assert softmax == [
@@ -275,7 +275,7 @@ def test_passes_by_hand() -> None:
 
 
 def test_backfill_covers_all_missing_rows() -> None:
-    """Two tokens have left behind layer 1: layers 2 to 4 lack both, and one pass a layer makes them."""
+    """Two tokens have exited after layer 1: layers 2 to 4 lack both rows, and one pass per layer makes them."""
     made = count(early_exit.decode(leave(fill="backfill"), [0], 3), Lossy(1, 4, depths=[[1, 1, 4]]), 3)
     found = made.account.totals().of["target"]
     assert (found.filled_runs, found.filled, found.layer_passes) == (3, 6, 1 + 1 + 4)
@@ -284,7 +284,7 @@ def test_backfill_covers_all_missing_rows() -> None:
 
 
 def reference(depths: list[list[int]], parameters: early_exit.Parameters, cost: UnitCost) -> float:
-    """Time of all batches, text by text on paper."""
+    """Time of all batches, computed directly, sequence by sequence."""
     lengths = [*parameters.lengths] if parameters.lengths else [len(depths[0])] * parameters.sequences
     layers, total = parameters.layers, 0.0
     for start in range(0, len(lengths), parameters.sequences):
@@ -374,14 +374,14 @@ def test_fixed_exit_layer_has_no_randomness() -> None:
     assert set(time) == set(busy) == {want}
     times = column_times(leave(exit_layer=4), WIDE, 1)
     assert times[1:].tolist() == [5.0] * 4
-    assert np.isnan([times[0], column_times(leave(), WIDE, 1)[0]]).all()  # nobody leaves above the first
+    assert np.isnan([times[0], column_times(leave(), WIDE, 1)[0]]).all()  # depth 0 does not occur
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=2), st.integers(1, 3), exits())
 def test_means_equal_enumeration_of_all_outcomes(
     weights: list[int], tokens: int, drawn: tuple[early_exit.Parameters, list[list[int]]]
 ) -> None:
-    """Three layers; of batches of two texts at most, of at most three tokens."""
+    """Three layers; batches of at most two sequences, of at most three tokens."""
     measure, first, fill = drawn[0].measure, min(drawn[0].first_check, 3), drawn[0].fill
     batch = 1 if fill == "backfill" else 1 + (tokens < 3)
     choice = early_exit.Parameters(3, measure, first, fill=fill, sequences=batch, batching="static")
@@ -407,7 +407,7 @@ def test_means_equal_enumeration_of_all_outcomes(
 @given(exits())
 def test_work_equals_the_counter(drawn: tuple[early_exit.Parameters, list[list[int]]]) -> None:
     choice, rows = drawn
-    depths, tokens = [rows[0]] * choice.decoded_sequences, len(rows[0])  # of one luck for all texts
+    depths, tokens = [rows[0]] * choice.decoded_sequences, len(rows[0])  # the same draws for all sequences
     law = Depths(np.eye(choice.layers)[[depth - 1 for depth in rows[0]]])
     world = Lossy(1, choice.layers, depths=depths)
     found = count(early_exit.decode(choice, [0], tokens), world, choice.outputs_of(tokens)).account
@@ -418,7 +418,7 @@ def test_work_equals_the_counter(drawn: tuple[early_exit.Parameters, list[list[i
 
 
 def test_work_by_hand() -> None:
-    """One token, three layers of four, two texts: a head behind each layer, and a row that nobody ran."""
+    """One token, three layers of four, two sequences: a head after each layer, and one row that was not run."""
     law = Depths([0, 0, 1, 0])
     assert work(leave(sequences=2, batching="static"), 1, law).of["target"] == Totals(4, 3, 6, 6, 6, 1, 2, 3, 6)
     assert work(leave(sequences=2, batching="static", measure="state"), 1, law).of["target"] == Totals(5, 3, 6, 6, 6, 1, 2, 1, 2)
@@ -427,7 +427,7 @@ def test_work_by_hand() -> None:
 
 
 def test_without_outcomes_all_tokens_run_all_layers() -> None:
-    """Four layers, three of them checked, and the last with its head; or the layer at which all leave."""
+    """Four layers, three of them checked, and the last with its head; or a fixed exit layer."""
     assert moments(leave(), 5, None, COST) == (5 * (4 + 3 * 0.5 + 1), 0)
     assert work(leave(), 1, None).of["target"] == Totals(4, 4, 4, 4, 4, 0, 0, 4, 4)
     for layer in range(1, 5):
@@ -436,7 +436,7 @@ def test_without_outcomes_all_tokens_run_all_layers() -> None:
 
 
 def test_curve_need_only_reach_the_width_of_backfill() -> None:
-    """Four tokens leave behind layer 1: the fifth fills in four rows of each other layer, and nothing is ever wider."""
+    """Four tokens exit after layer 1: the fifth backfills four rows of each other layer, the widest pass."""
     cost = UnitCost(4, propagation=0.25, verify_cost=((1, 4.0), (2, 5.0), (4, 6.0)))
     depths = [[1, 1, 1, 1, 4]]
     assert decodings(leave(fill="backfill"), 5, tiles(depths), cost, 1) == [8 + 3 * 0.25 * 1.5]

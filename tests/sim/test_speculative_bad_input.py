@@ -75,7 +75,7 @@ def test_decreasing_verify_cost_warns_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_decreasing_profile_times_do_not_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the processor 16 tokens take less than 12, and a policy asks what each width takes: nobody set verify_cost."""
+    """On the CPU 16 tokens take less time than 12, and a policy uses the time of each width; verify_cost is not set by the user."""
     monkeypatch.chdir(tmp_path)
     method = '[[method]]\nname = "adaptive"\nlayers = 2\nmax_draft_length = 15\npolicy = "optimum"\n\n'
     cost = '[cost]\nkind = "profile"\nprofile = "cpu-llama-68m"\ndraft_profile = "cpu-llama-68m"\nprompt = 64\n'
@@ -95,7 +95,7 @@ def test_decreasing_profile_times_do_not_warn(tmp_path: Path, monkeypatch: pytes
 def test_beam_search_error_names_the_pass_width(
     method: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is run: a curve that is too short is the user's mistake, not a run of which every point failed."""
+    """Before the run: a curve that is too short is invalid input, not a run in which every point fails."""
     text = BASE.replace('"speculative"', f'"beam"\nbeams = 3\n{method}')
     for last, enough in ((width - 1, False), (width, True)):
         files: dict[str, str | bytes] = {"s.toml": f"{text}verify_cost = [[1, 1.0], [{last}, 1.5]]\n"}
@@ -131,7 +131,7 @@ def test_inner_draft_length_is_required(tmp_path: Path, monkeypatch: pytest.Monk
 def test_extreme_rounds_give_no_array_warnings(
     lengths: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a decoding drafts nothing no token is tested, and a round may be longer than any number: neither is worth a warning."""
+    """Without drafts no token is tested, and recorded rounds may be very long: neither gives a warning."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.toml").write_text(law(f'kind = "rounds"\nlengths = {lengths}'))
     for setting in ("scenario.tokens=1", "method.draft_length=0", "method.draft_length=3"):
@@ -141,7 +141,7 @@ def test_extreme_rounds_give_no_array_warnings(
 
 
 def law(text: str) -> str:
-    """The scenario with other [outcomes]."""
+    """The scenario with [outcomes] replaced."""
     return SCENARIO + METHOD + COST + "[outcomes]\n" + text
 
 

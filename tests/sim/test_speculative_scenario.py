@@ -1,4 +1,4 @@
-"""Speculative decoding through scenarios: every law in three views, laws and costs for each method, what engines print."""
+"""Speculative decoding in scenarios: every law in three views, laws and costs by method, and figures of engines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LAWS: list[dict[str, Any]] = [
 
 
 def tables(**sections: Any) -> dict[str, Any]:
-    """A small scenario, with sections put in place of its own."""
+    """A small scenario, with sections replaced."""
     base: dict[str, Any] = {
         "scenario": {"name": "small", "tokens": TOKENS, "replications": 4096, "event_replications": 60},
         "method": [METHOD], "outcomes": LAWS[0], "cost": {"cost_ratio": 0.125},
@@ -76,7 +76,7 @@ def spread_of(index: int) -> dict[str, float]:
 @pytest.mark.parametrize("index", range(len(LAWS)), ids=[f"{law['kind']}-{index}" for index, law in enumerate(LAWS)])
 @pytest.mark.parametrize("placement", ["colocated", "separate"])
 def test_three_views_of_every_law(index: int, placement: str) -> None:
-    """Events equal paths on every decoding that both play; the paths' means are within 5 standard errors (one in 1.7 million)."""
+    """Events equal paths on every decoding; the paths' means are within 5 standard errors (one in 1.7 million)."""
     method = {**METHOD, "placement": placement}
     cost = {"cost_ratio": 0.125, "verify_cost": [[1, 1.0], [2, 1.25], [4, 1.5]], "operations_ratio": 0.25}
     cost |= {"link": 0.5} if placement == "separate" else {}
@@ -111,7 +111,7 @@ def test_a_verify_cost_slows_the_passes_of_its_width() -> None:
 
 
 def test_mixed_with_predictive_pipelined_and_plain_decoding() -> None:
-    """Each method under the outcomes that it asks for: one law each in [outcomes], or [method.outcomes]."""
+    """Each method with its outcomes: one law per kind in [outcomes], or [method.outcomes]."""
     ppd = {"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 2}
     plain = {"name": "autoregressive", "layers": 8}
     match = {"kind": "iid", "match_rate": 0.5}
@@ -123,7 +123,7 @@ def test_mixed_with_predictive_pipelined_and_plain_decoding() -> None:
     alone = sim.run(tables())
     mixed = by_name.filter(by_name["method"] == "speculative")
     for name in ("latency_layers", "busy_layers", "speedup", "mean_busy_units", "tokens_per_round", "acceptance_rate"):
-        assert mixed[name].to_list() == alone[name].to_list()  # the same luck, whoever else is there
+        assert mixed[name].to_list() == alone[name].to_list()  # the same draws, with or without other methods
     assert mixed["match_rate"].null_count() == 3
 
 
@@ -204,7 +204,7 @@ def test_the_other_name_of_a_draft_length() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "transformers", "llama.cpp"])
 def test_engine_figures_convert_back_to_the_acceptance_rate(engine: str) -> None:
-    """The simulated run's own rate and length, as each engine would print them, give the law that it was run under."""
+    """The rate and length of a simulated run, as each engine prints them, give the law of the run."""
     run = sim.run(tables(scenario={"name": "long", "tokens": 4000, "replications": 4096}), views=["paths"])
     row = view(run, "paths")
     named = {"field": "drafts"} if engine == "sglang" else {}
@@ -220,7 +220,7 @@ def test_engine_figures_convert_back_to_the_acceptance_rate(engine: str) -> None
 
 
 def test_output_names_the_converted_figures(tmp_path: Path) -> None:
-    """The figures as they were printed, and the column that holds what they mean."""
+    """The printed figures, and the column with the converted rate."""
     law = {"kind": "reported", "engine": "vllm", "draft_length": 5, "rate": 0.62, "length": 4.1}
     report = sweep.run(tables(outcomes=law, scenario={"name": "said", "tokens": 8, "views": ["formula"]}), out=tmp_path / "run")
     [row] = report.table().collect().to_dicts()
@@ -259,7 +259,7 @@ UNEQUAL = [[(5 * i + 3 * j) % 4 + 1 for j in range(4 + 3 * i)] for i in range(5)
 @pytest.mark.parametrize("draft_length", [1, 3])
 @pytest.mark.parametrize("placement", ["colocated", "separate"])
 def test_log_is_replayed_in_full(draft_length: int, placement: str) -> None:
-    """Over all its tokens each view takes the rounds of the log, whichever sequence comes first."""
+    """Over all tokens of the log every view takes the log's rounds, in any order of the sequences."""
     total = sum(map(len, UNEQUAL))
     method = {**METHOD, "draft_length": draft_length, "placement": placement}
     settings = {"name": "log", "tokens": total, "replications": 50, "event_replications": 6}
@@ -277,7 +277,7 @@ def test_log_is_replayed_in_full(draft_length: int, placement: str) -> None:
 
 
 def test_note_names_the_mean_of_replayed_rounds() -> None:
-    """The beginnings of the sequences that are long enough: their mean over rounds, the log's own, and where the two part."""
+    """The beginnings of the sequences that are long enough: their mean over rounds, the log's mean, and the difference."""
     law = {"kind": "rounds", "lengths": UNEQUAL}
     settings = {"name": "log", "tokens": 10, "replications": 8}
     row = view(sim.run(tables(outcomes=law, scenario=settings), views=["formula"]), "formula")
@@ -317,7 +317,7 @@ def test_published_slides_are_replayed_with_their_cost_ratio() -> None:
 
 
 def test_results_do_not_depend_on_workers(tmp_path: Path) -> None:
-    """More replications than one block of random draws has, and events in several shards."""
+    """More replications than a block of random draws has, and events in several shards."""
     some = {"name": "s", "tokens": TOKENS, "replications": 4200, "event_replications": 2100}
     for jobs in (1, 2):
         sim.run(tables(scenario=some), out=tmp_path / str(jobs), jobs=jobs)
@@ -351,7 +351,7 @@ def test_report_names_methods_with_their_parameters(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("width", [148, 100, 60])
 def test_numbers_of_a_table_are_not_cut(width: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The hierarchy's methods have long names: words go over several lines, and a narrow terminal gets lines wider than itself."""
+    """Methods with long names: words wrap, and on a narrow terminal lines are wider than it."""
     report = sweep.run("speculative-hierarchy", replications=4, out=tmp_path / "run")
     text = io.StringIO()
     reports.show(report, report.frame(), [], Console(file=text, width=width, highlight=False))
@@ -362,7 +362,7 @@ def test_numbers_of_a_table_are_not_cut(width: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_run_without_values_is_explained(tmp_path: Path) -> None:
-    """Policies that follow the text have no closed form."""
+    """Policies that depend on the decoded sequence have no closed form."""
     method = {"name": "adaptive", "layers": 8, "policy": "optimum"}
     for view, silent in (("formula", True), ("paths", False)):
         report = sweep.run(tables(method=[method]), views=[view], replications=20, out=tmp_path / view)

@@ -1,4 +1,4 @@
-"""Runs that are killed, interrupted, damaged or out of room: nothing finished is lost, and the tables are the same to the byte."""
+"""Runs that are killed, interrupted, damaged or out of disk space: finished shards are kept, and the tables are byte-identical."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sim.scenarios.cases import Case
 from sim.views import evaluation
 
 SHARD_SECONDS = 1 / 15
-"""Little work is then cut into five shards."""
+"""With this value a small run has five shards."""
 TABLES = ("results.parquet", "results.csv", "distribution.parquet")
 
 
@@ -78,14 +78,14 @@ compute = sweep.compute
 
 
 def waiting(tables: Any, shard: Shard, path: Path, *more: Any) -> Any:
-    """Compute a shard, the last two when they may."""
+    """Compute a shard; the last two wait for permission."""
     while shard.view == "events" and shard.first and not (path.parents[2] / "go").exists():
         time.sleep(0.01)
     return compute(tables, shard, path, *more)
 
 
 def started(folder: Path, jobs: int) -> subprocess.Popen[str]:
-    """A run in a process of its own that has finished three of its five shards, and waits with the others."""
+    """A run in a separate process that has finished three of its five shards and waits before the others."""
     child = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(folder), str(jobs)], start_new_session=True, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -142,7 +142,7 @@ def test_workers_that_keep_dying_end_the_run(
     left = list(deaths)
 
     class Dying:
-        """Replaces worker processes: dies `deaths[0]` times, finishes a shard and dies, and so on; finishes the rest in the end."""
+        """Replacement of worker processes: dies `deaths[0]` times, finishes a shard and dies, and so on; then finishes the rest."""
 
         def __init__(self, n_jobs: int, **_: Any) -> None:
             assert n_jobs == 2
@@ -235,7 +235,7 @@ def test_command_interrupted_by_a_signal_explains_how_to_resume(tmp_path: Path, 
     child = subprocess.Popen(
         command("ppd-forms", "--set", "scenario.event_replications=1000", "-j", jobs, "-o", folder), start_new_session=True,
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs tests in the background has it ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it is ignored where tests run in the background
     )  # fmt: skip
     deadline = time.monotonic() + 60
     while len(shards(folder)) < 3 and child.poll() is None and time.monotonic() < deadline:
@@ -272,7 +272,7 @@ def test_failed_point_is_listed_separately(tmp_path: Path) -> None:
 
 
 def test_failed_view_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one point the events alone cannot be had: the others of that point, and all of the next one, are in the table."""
+    """One point fails only in the view events: its other views, and all of the next point, are in the table."""
     whole = evaluation.events_row
 
     def events_row(case: Case, start: int, stop: int) -> dict[str, Any]:
@@ -320,7 +320,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
 
 
 def peak_mib(arguments: list[str]) -> float:
-    """Peak memory of the largest process that a command starts, or of the command itself, in MiB."""
+    """Peak memory of the largest process of a command [MiB]."""
     done = subprocess.run([sys.executable, "-c", MEASURED, *arguments], check=True, capture_output=True, text=True)
     return float(done.stdout)
 

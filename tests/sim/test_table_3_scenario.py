@@ -1,4 +1,4 @@
-"""The paper's own measurements as a scenario: what is fitted on one data set, simulated on the other, and said of both."""
+"""The paper's measurements as a scenario: overheads fitted on one data set and simulated on the other, and the report."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_overhead_of_the_scenario_is_the_fitted_one(on: str) -> None:
 
 
 def test_seven_candidates_distinguish_linear_from_tree_dispatch() -> None:
-    """At any match rate: the same coins, so what is left between the two is what the theory says of their costs."""
+    """At any match rate: with the same random draws, the difference of the two equals that of the theory."""
     tables = scenario(fitted_on="both") | {"outcomes": {"kind": "iid", "match_rate": 0.6}}
     axes = {"method.candidates": [1, 3, 7], "cost.dispatch_law": ["linear", "tree"]}
     for view in ("formula", "events"):

@@ -1,4 +1,4 @@
-"""The Chrome trace says what the run says: the format's rules, the run's times, and nothing twice on one track."""
+"""The Chrome trace has the run's times, follows the format, and has no overlaps on a track."""
 
 import gzip
 import itertools
@@ -87,7 +87,7 @@ def test_one_layer_time_is_a_millisecond(run: Run) -> None:
 
 
 def test_events_of_one_track_never_overlap(run: Run) -> None:
-    """Viewers compare whole nanoseconds, and drop what overlaps without nesting."""
+    """Viewers compare whole nanoseconds, and drop events that overlap without nesting."""
     tracks = defaultdict(list)
     for event in events(run, "X"):
         start = round(event["ts"] * 1000)
@@ -123,7 +123,7 @@ def test_commits_are_instants_and_count_up(run: Run) -> None:
 
 
 def test_passes_have_their_arguments(run: Run) -> None:
-    """Layers are half-open, fates and roles those of the run."""
+    """Layers are half-open ranges; fates and roles are those of the run."""
     rows = {(row.start, row.end, row.process, row.unit + 1): row for row in run.intervals if row.what == "forward"}
     passes = [event for event in events(run, "X") if event["cat"].startswith("forward,")]
     assert len(passes) == len(rows)
@@ -155,7 +155,7 @@ def test_a_pass_is_named_by_its_tokens_and_layers(more: dict[str, Any], label: s
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6)), min_size=1, max_size=12))
 def test_links_have_one_track_per_concurrent_transfer(transfers: list[tuple[int, int]]) -> None:
-    """One that begins where another ends goes to its track."""
+    """A transfer that starts when another ends uses its track."""
     rows = [Span(-1, float(start), float(start + length), "link", number, 0, 0, 0, "kept")
             for number, (start, length) in enumerate(transfers)]  # fmt: skip
     found = chrome_trace(rows, [], "test")["traceEvents"]
@@ -224,7 +224,7 @@ def test_times_are_milliseconds_where_seconds_are_known() -> None:
 
 @pytest.mark.parametrize("rule", ["exact", "per-beam"])
 def test_passes_over_hypotheses_have_valid_positions(rule: str) -> None:
-    """With two hypotheses at three positions a pass has six tokens; it does not begin five positions before its last."""
+    """With two hypotheses at three positions a pass has six tokens, but starts two positions before its last."""
     run = record({
         "scenario": {"name": "beams", "tokens": 6},
         "method": [{"name": "beam", "layers": 4, "draft_length": 2, "beams": 2, "rule": rule}],

@@ -1,4 +1,4 @@
-"""The verdict, on tables made by hand: the fastest choice under each condition, by how much, and how sure that is."""
+"""The verdict on tables written by hand: the fastest choice under each condition, its speed-up and uncertainty."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_interval_that_ends_at_one_is_a_tie() -> None:
 
 
 def test_choice_without_a_speed_up_is_ignored() -> None:
-    """Of a speed-up of nothing there is no time, and neither not-a-number nor infinity says one."""
+    """A speed-up of 0, nan or infinity gives no time."""
     none = [row(1, None), {**row(2, 1.0), "speedup": 0.0}, {**row(3, 1.0), "speedup": float("nan")}]
     found = of([row(0, 1.1), *none], tables(SPEC, **{"method.draft_length": [1, 2, 3, 4]}))
     assert found.text.startswith("Fastest: speculative, draft_length 1: 1.10x")
@@ -208,7 +208,7 @@ def test_methods_are_choices_but_their_load_is_a_condition() -> None:
 
 
 def test_choices_on_more_devices_are_compared_by_time() -> None:
-    """A speed-up is over plain decoding on as many devices: on more of them a smaller one may take less time."""
+    """A speed-up is over plain decoding on the same devices: on more devices a smaller speed-up may take less time."""
     times = {1: 40.0, 4: 15.0}
     rows = [
         row(0, 1.9, tensor_parallel=1, reserved_units=1.0, tpot_ms=times[1] / 1.9, **ON_HARDWARE),
@@ -273,7 +273,7 @@ GRID = tables(SPEC, **{"method.sequences": [1, 8], "method.draft_length": [1, 2,
 
 @given(SPEEDS, st.integers(0, 10**6), st.floats(0.01, 100))
 def test_verdict_ignores_row_order_and_time_unit(speeds: list[float], seed: int, unit: float) -> None:
-    """By brute force, too: of each condition the largest of its speed-ups, or plain decoding."""
+    """Also by brute force: for each condition the largest speed-up, or plain decoding."""
     rows = [row(at, speeds[at], view) for at in range(6) for view in ("formula", "paths")]
     found = of(rows, GRID)
     random.Random(seed).shuffle(rows)
@@ -316,7 +316,7 @@ def test_verdict_is_first_in_every_output(tmp_path: Path) -> None:
 
 
 def test_every_bundled_scenario_has_a_verdict() -> None:
-    """Where a single condition is left the sentence names the row that takes least time."""
+    """For a single condition the sentence names the row with the shortest time."""
     for name in ("compare", "compare-lossy", "hardware-compare"):
         said = sweep.resolve(name, views=["formula"])
         table = sim.run(said)
@@ -328,7 +328,7 @@ def test_every_bundled_scenario_has_a_verdict() -> None:
 
 
 def test_bounds_are_scaled_with_the_speed_up() -> None:
-    """On other devices plain decoding is another: the quickest of all is what speed-ups and their bounds are over."""
+    """The time of plain decoding depends on the devices: speed-ups and bounds are over the fastest plain decoding."""
     rows = [
         row(0, 1.2, tensor_parallel=1, reserved_units=1.0, tpot_ms=20 / 1.2, **ON_HARDWARE, **spread(1.1, 1.3, "input_")),
         row(1, 1.5, tensor_parallel=4, reserved_units=4.0, tpot_ms=8 / 1.5, **ON_HARDWARE, **spread(1.4, 1.7, "input_")),
@@ -342,7 +342,7 @@ def test_bounds_are_scaled_with_the_speed_up() -> None:
 
 
 def test_condition_names_only_keys_that_differ() -> None:
-    """That eight sequences are a static batch goes with their number; where numbers are alike, it is what tells them apart."""
+    """The batching is not named if it follows from the number of sequences; it is named if these numbers are equal."""
     static = SPEC | {"sequences": 8, "batching": "static"}
     assert conditions(SPEC, static) == [{"sequences": 1}, {"sequences": 8}]
     assert conditions(SPEC | {"sequences": 8}, static) == [{"batching": "continuous"}, {"batching": "static"}]
@@ -361,7 +361,7 @@ def conditions(*methods: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def bounds(rows: list[dict[str, Any]]) -> tuple[float, float, float]:
-    """Those of the fastest on one device or four."""
+    """Speed-up and bounds of the fastest on one device or four."""
     (condition,) = of(rows, tables(SPEC, **{"cost.tensor_parallel": [1, 4]})).answers
     assert condition.best is not None
     return condition.best.speedup, condition.best.low, condition.best.high
@@ -439,7 +439,7 @@ def test_boolean_values_are_printed_as_yes_and_no() -> None:
 
 
 def test_rows_with_different_time_units_are_compared_by_ratio() -> None:
-    """Plain decoding takes another time in two rows on one device, so that times on four of them say nothing, either."""
+    """Plain decoding takes different times in two rows on one device, so times on four devices cannot be compared either."""
     said = tables(SPEC, SPEC | {"draft_length": 5}, **{"cost.tensor_parallel": [1, 4]})
     each = [(1.9, 1, 5.0), (1.2, 4, 0.1), (1.6, 1, 1.0), (1.1, 4, 0.1)]
     rows = [
