@@ -389,7 +389,7 @@ def check(
 
     if example is not None:
         if theorem is None or len(theorem) != 1:
-            raise _mistake("--example needs the one --theorem that it belongs to")
+            raise _mistake("--example needs one --theorem, the one that it belongs to")
         verdicts = iter([theorems.replay(theorem[0], _json(example), method)])
     else:
         verdicts = theorems.check(method, examples, seed, theorem)

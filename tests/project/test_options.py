@@ -480,7 +480,7 @@ def test_an_example_is_tried_again() -> None:
     for named in ([], ["--theorem", "21a", "--theorem", "26b"]):
         done = CliRunner().invoke(sim_app, ["check", *named, "--example", example])
         assert (done.exit_code, done.stdout) == (2, "")
-        assert done.stderr == "error: --example needs the one --theorem that it belongs to\n"
+        assert done.stderr == "error: --example needs one --theorem, the one that it belongs to\n"
 
 
 QUICK: dict[str, dict[str, Any]] = {

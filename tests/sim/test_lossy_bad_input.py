@@ -33,7 +33,7 @@ EARLY = SCENARIO + EXIT + HAZARDS
 
 
 def told(folder: Path, patch: pytest.MonkeyPatch, text: str, more: Sequence[str] = (), **files: str | bytes) -> str:
-    """The one line that `sim run` says of a scenario and the files beside it; `lint` says the same where nothing is set."""
+    """Error line of `sim run` for a scenario and its files; `sim lint` prints the same where no value is overridden."""
     held: dict[str, str | bytes] = {"s.toml": text, **{name.replace("_", "."): content for name, content in files.items()}}
     line = one_line(refused(folder, patch, ["run", "s.toml", "--no-figures", *more], held))
     if not more:
@@ -47,7 +47,7 @@ def names(line: str, fragments: Sequence[str]) -> None:
 
 
 def runs(folder: Path, patch: pytest.MonkeyPatch, text: str, more: Sequence[str] = (), **files: str | bytes) -> dict[str, Any]:
-    """The document of a run that must go well."""
+    """JSON document of a run that must succeed."""
     put(folder, {"s.toml": text, **{name.replace("_", "."): content for name, content in files.items()}})
     patch.chdir(folder)
     done = CliRunner().invoke(app, ["run", "s.toml", "--no-figures", "--json", *more])
@@ -163,7 +163,7 @@ SET: list[tuple[str, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("base", "setting", "fragments"), SET, ids=[f"{index}-{each[1]}" for index, each in enumerate(SET)])
-def test_a_value_set(base: str, setting: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_value(base: str, setting: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, base, ["--set", setting]), fragments)
 
 
@@ -201,7 +201,7 @@ TOGETHER: list[tuple[str, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("base", "settings", "fragments"), TOGETHER, ids=range(len(TOGETHER)))
-def test_values_that_do_not_go_together(
+def test_inconsistent_values(
     base: str, settings: list[str], fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names(told(tmp_path, monkeypatch, base, [word for setting in settings for word in ("--set", setting)]), fragments)
@@ -223,12 +223,12 @@ SWEEPS: list[tuple[str, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("base", "axis", "fragments"), SWEEPS, ids=[f"{index}-{each[1]}" for index, each in enumerate(SWEEPS)])
-def test_an_axis(base: str, axis: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_axis(base: str, axis: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, base, ["--sweep", axis]), fragments)
 
 
 @pytest.mark.parametrize("key", ["min_layers", "max_layers", "prompt", "sequence_length"])
-def test_what_a_schedule_needs(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_schedule(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, LATE.replace(f"\n{key} =", f"\n# {key} =")), [f"method.{key} is required", "no default"])
 
 
@@ -280,7 +280,7 @@ TOML: list[tuple[str, list[str]]] = [
     (little('kind = "replay"', THRESHOLDS), ["outcomes must come from a file or from a log"]),
     (little('kind = "replay"\nfile = 3', THRESHOLDS), ["file must be a path in quotes", "got 3"]),
     (little('kind = "replay"\nfile = "no.json"', THRESHOLDS), ["'no.json' cannot be read", "No such file"]),
-    # What nobody looks at, and what is missing where there are several methods.
+    # Unused keys, and missing keys with several methods.
     (LATE + RATES, ["[outcomes] is used by no method", "leave it out"]),
     (SCENARIO + FIXED + HAZARDS, ["[outcomes] is used by no method", "leave it out"]),
     (SCENARIO + PLAIN + '[outcomes]\nkind = "iid"\nmatch_rate = 7', ["[outcomes] is used by no method", "leave it out"]),
@@ -303,7 +303,7 @@ TOML: list[tuple[str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("text", "fragments"), TOML, ids=range(len(TOML)))
-def test_a_scenario_file(text: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_scenario_file(text: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names(told(tmp_path, monkeypatch, text), fragments)
 
 
@@ -316,7 +316,7 @@ HUGE = "1" + "0" * 5000
 
 
 def but(**columns: Any) -> str:
-    """The good record with other columns; a column that is None is left out."""
+    """The valid record with columns replaced; a column that is None is left out."""
     return json.dumps({name: values for name, values in {**GOOD, **columns}.items() if values is not None})
 
 
@@ -339,7 +339,7 @@ JSON: dict[str, tuple[str | bytes, list[str]]] = {
     "list for a number": (but(confidence=[0.9, [0.4], 0.8, 0.7]), ["confidence must be a list of numbers", "got [0.4] in row 2"]),
     "list first": (but(confidence=[[0.9], 0.4, 0.8, 0.7]), ["a list for each sequence in every column", "none in confidence"]),
     "nested column": (but(confidence=[[0.9, 0.4], [0.8, 0.7]]), ["a list for each sequence in every column", "none in distance"]),
-    "texts cut differently": (
+    "sequences of unequal lengths": (
         json.dumps({"confidence": [[0.9, 0.4], [0.8]], "distance": [[0.1], [0.2, 0.3]], "agrees": [[1, 1], [1]]}),
         ["confidence 2, distance 1, agrees 2", "distance has none in row 2", "sequence 1"],
     ),
@@ -355,7 +355,7 @@ JSON: dict[str, tuple[str | bytes, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", JSON)
-def test_a_decision_record_in_json(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_decision_record_in_json(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, fragments = JSON[case]
     text = little('kind = "thresholds"\nfile = "d.json"', THRESHOLDS)
     names(told(tmp_path, monkeypatch, text, d_json=content), fragments)
@@ -384,14 +384,14 @@ CSV: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CSV)
-def test_a_decision_record_in_csv(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_decision_record_in_csv(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, fragments = CSV[case]
     text = little('kind = "thresholds"\nfile = "d.csv"', THRESHOLDS)
     names(told(tmp_path, monkeypatch, text, d_csv=content), fragments)
 
 
 def nested(*lengths: int, **columns: Any) -> str:
-    """Texts of these lengths, each column a list for each of them."""
+    """Recorded sequences of these lengths, in every column one list per sequence."""
     texts = {name: [[values[place % 4] for place in range(length)] for length in lengths] for name, values in GOOD.items()}
     return json.dumps({name: values for name, values in {**texts, **columns}.items() if values is not None})
 
@@ -399,7 +399,7 @@ def nested(*lengths: int, **columns: Any) -> str:
 TEXTS: dict[str, tuple[str, list[str]]] = {
     "too short": (nested(6, 9), ["tokens-1=7 positions", "got 6 in the shortest", "or leave out short sequences"]),
     "empty text": (nested(9, 0), ["at least one", "sequence 2 of the decision record"]),
-    "no texts": (nested(), ["a list for each sequence in every column", "none in confidence"]),
+    "no sequences": (nested(), ["a list for each sequence in every column", "none in confidence"]),
     "no columns": ("{}", ["a list for each sequence in every column", "got no column"]),
     "flat": (but(), ["a list for each sequence in every column", "none in confidence", "kind 'thresholds'"]),
     "one column flat": (nested(8, 8, agrees=GOOD["agrees"]), ["a list for each sequence in every column", "none in agrees"]),
@@ -415,13 +415,13 @@ TEXTS: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_texts_to_replay(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_sequences_to_replay(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content, fragments = TEXTS[case]
     text = little('kind = "replay"\nfile = "r.json"', THRESHOLDS)
     names(told(tmp_path, monkeypatch, text, r_json=content), fragments)
 
 
-def test_texts_to_replay_are_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_to_replay_are_not_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = little('kind = "replay"\nfile = "r.csv"', THRESHOLDS)
     names(told(tmp_path, monkeypatch, text, r_csv=HEAD + "0.9,0.1,true\n"), ["a list for each sequence", "for kind 'thresholds'"])
 
@@ -470,7 +470,7 @@ LAYERS: dict[str, tuple[Any, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", LAYERS)
-def test_a_record_of_confidences(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_record_of_confidences(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, fragments = LAYERS[case]
     content = given if isinstance(given, str | bytes) else json.dumps(given)
     names(told(tmp_path, monkeypatch, CONFIDENCES, c_json=content), fragments)
@@ -487,7 +487,7 @@ CHOICES: list[tuple[str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("text", "fragments"), CHOICES, ids=range(len(CHOICES)))
-def test_confidences_without_what_they_need(
+def test_confidences_with_missing_keys(
     text: str, fragments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names(told(tmp_path, monkeypatch, text, c_json=json.dumps({"confidence": SURE})), fragments)
@@ -506,9 +506,9 @@ def test_confidences_without_what_they_need(
         ("d.json", but(agrees=[1, 0, 0.0, 1.0])),
         ("d.json", json.dumps({key: [values[:1], values[1:]] for key, values in GOOD.items()})),
     ],
-    ids=["answers", "spaces and blank lines", "byte-order mark", "json with byte-order mark", "numbers", "texts"],
+    ids=["answers", "spaces and blank lines", "byte-order mark", "json with byte-order mark", "numbers", "sequences"],
 )  # fmt: skip
-def test_one_record_however_it_is_written(name: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_record_in_json_and_csv(name: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = little(f'kind = "thresholds"\nfile = "{name}"', THRESHOLDS)
     (tmp_path / name).write_text(content, newline="")
     [row, *_] = runs(tmp_path, monkeypatch, text)["results"]
@@ -517,16 +517,16 @@ def test_one_record_however_it_is_written(name: str, content: str, tmp_path: Pat
     assert row["fallback_rate_trials"] == 4
 
 
-def test_a_curve_that_reaches_what_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight tokens may leave seven rows behind; a pass that fills in six is not enough, one that fills in seven is."""
+def test_curve_must_reach_the_width_of_backfill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight tokens may leave seven rows to backfill; a curve up to six rows is not enough, one up to seven is."""
     more = ["--set", "method.fill=backfill", "--set", "cost.propagation=0.5", "--set", "cost.verify_cost=[[1, 1.0], [7, 1.2]]"]
     found = runs(tmp_path, monkeypatch, EARLY, more)
     assert [row["view"] for row in found["results"]] == ["formula", "paths", "events"]
     assert found["failed"] == []
 
 
-def test_outcomes_that_some_method_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One law serves the methods that ask for it, beside others that ask for none."""
+def test_outcomes_used_by_one_of_several_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One law is used by some methods, next to methods that use none."""
     found = runs(tmp_path, monkeypatch, SCENARIO + PLAIN + SKIP + BILD + RATES + COST, ["--view", "formula"])
     assert [row["method"] for row in found["results"]] == ["autoregressive", "skipdecode", "bild"]
     assert [row["fallback_rate"] for row in found["results"]] == [None, None, 0.2]

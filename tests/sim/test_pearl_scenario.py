@@ -51,7 +51,7 @@ def test_bad_settings_are_refused(setting: str, words: list[str], tmp_path: Path
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.split('"')[1])
-def test_laws_by_position_in_draft_are_refused(law: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laws_by_draft_position_are_refused(law: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert PLACES in one_line(refused(tmp_path, monkeypatch, ["run", "s.toml"], {"s.toml": BASE + law}))
 
 
@@ -86,8 +86,8 @@ def rows() -> pl.DataFrame:
     return formula_view.frame(grid, 0, grid.points)
 
 
-def test_the_bundled_scenario_answers_its_question() -> None:
-    """A draft no longer than a pass is free, so PEARL wins if drafts are expensive; speculative decoding wins if they are cheap."""
+def test_bundled_scenario_answers_its_question() -> None:
+    """Drafts that fit into a pass take no extra time: PEARL is faster with expensive drafts, drafting first with cheap ones."""
     found = rows()
     keys = ["method", "draft_length", "acceptance_rate", "cost_ratio"]
     speed: dict[Any, float] = {}
@@ -107,7 +107,7 @@ def test_the_bundled_scenario_answers_its_question() -> None:
         assert stopped["pearl", 8, rate, 0.25] > speed["pearl", 8, rate, 0.25] * (1.05 if rate > 0.9 else 1.2)
 
 
-def test_method_is_listed_with_its_requirements() -> None:
+def test_pearl_is_listed_with_its_keys() -> None:
     done = CliRunner().invoke(app, ["ls", "methods", "pearl", "--json"])
     assert done.exit_code == 0
     text = json.loads(done.stdout)["pearl"]
