@@ -12,7 +12,7 @@ from model.hardware.profile import AXES, Profile
 from model.hardware.profile_costs import ProfileCosts
 
 WORDS = {"layer": "layers", "dense": "GEMMs", "attention": "attention"}
-_COMPOSED = re.compile(r"attention split ([\d, ]+) ways: (composed [^(]*)")
+_COMPOSED = re.compile(r"attention (?:split|at tensor_parallel) ([\d, ]+?)(?: ways)?: (composed [^(]*)")
 
 
 def of_part(profile: Profile, part: str, tensor_parallel: int = 1) -> str:

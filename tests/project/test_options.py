@@ -531,20 +531,20 @@ ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
     "calibrate heads": (
         "", HEADS,
         [
-            "big: loss [nats per token] and how often the model's own token is among the first 1, 3, 5; measured on 789 held-out "
+            "big: loss [nats per token], and share of the model's tokens in the top 1, 3 and 5; measured on 789 held-out "
             "tokens",
             "layer                       common head                      trained head",
             "    1     2.100   0.130   0.170   0.210     2.200   0.230   0.270   0.310",
             "    2     2.200   0.140   0.180   0.220     2.400   0.240   0.280   0.320",
-            "the model's own loss: 1.235", "heads",
+            "loss of the whole model: 1.235", "heads",
         ],
         HEADS | {"file": "heads"},
     ),
     "calibrate align": (
         "", ALIGNED,
         [
-            "agreement with the greedy texts of big: 0.2500 before, 0.5124 after, gained 0.2624 +- 0.0123 (measured on 640 tokens "
-            "behind 10 held-out prompts)",
+            "agreement with the greedy output of big: 0.2500 before, 0.5124 after, gained 0.2624 +- 0.0123 (measured on 640 tokens "
+            "after 10 held-out prompts)",
             "loss on held-out text: 1.5000 before, 1.6235 nats per token after (measured); out",
         ],
         ALIGNED | {"folder": "out"},
@@ -552,7 +552,7 @@ ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
     "calibrate log": (
         "", (SimpleNamespace(table=SimpleNamespace(height=7)), Spent(1.0, 0.5, 0.0, 0.25)),
         [
-            "log.json: 7 positions of 1 texts",
+            "log.json: 7 positions of 1 sequences",
             "  writing            1.00 s    57%   measured", "  heads              0.50 s    29%   measured",
             "  trained heads      0.00 s     0%   measured", "  draft              0.25 s    14%   measured",
         ],
@@ -564,7 +564,7 @@ ANSWERS: dict[str, tuple[str, Any, list[str], dict[str, Any]]] = {
     "calibrate quality": (
         "--sweep decay=0.5,none", MEASURED,
         [
-            "early_exit on big: 7 texts (measured; log-likelihoods in nats per token)",
+            "early_exit on big: 7 sequences (measured; log-likelihoods in nats per token)",
             " decay  agreement  common_prefix  log_likelihood  mean_layers",
             "0.5000     0.2500         3.0000         -1.5000       3.2500",
             "     -     1.0000          12.50         -0.2500          inf",
@@ -600,13 +600,13 @@ def test_what_was_found_is_printed_and_is_the_document(command: str, record: Rec
 
 
 INTERRUPTED = {
-    "calibrate train": "interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on",
-    "calibrate heads": "interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on",
-    "calibrate align": "interrupted; what was done up to two minutes ago is kept: the same command with --resume goes on",
-    "calibrate log": "interrupted; what was logged is kept beside log.json: the same command with --resume goes on",
-    "calibrate quality": "interrupted; finished settings are kept beside rows.csv: the same command with --resume goes on",
-    "calibrate layers": "interrupted; what was timed is in out: the same command with --resume goes on",
-    "calibrate links": "interrupted; the links that were finished are written, run the others with --link",
+    "calibrate train": "interrupted; progress until two minutes ago is kept; resume with the same command and --resume",
+    "calibrate heads": "interrupted; progress until two minutes ago is kept; resume with the same command and --resume",
+    "calibrate align": "interrupted; progress until two minutes ago is kept; resume with the same command and --resume",
+    "calibrate log": "interrupted; logged sequences are kept next to log.json; resume with the same command and --resume",
+    "calibrate quality": "interrupted; finished settings are kept next to rows.csv; resume with the same command and --resume",
+    "calibrate layers": "interrupted; timed points are kept in out; resume with the same command and --resume",
+    "calibrate links": "interrupted; finished links are written; run the others with --link",
 }
 
 
@@ -635,7 +635,7 @@ def test_a_figure_that_has_no_room_is_told(record: Record) -> None:
     record.replace("figures.of_quality", lambda **_: drawn)
     words = ["quality", *LEFT_OUT["calibrate quality"][0].split(), "--figures", "pictures"]
     done = CliRunner().invoke(calibrate_app, words)
-    assert done.stderr == "note: these rows make more lines than a figure has room for; none was drawn\n"
+    assert done.stderr == "note: these rows give more lines than fit in a figure; none was drawn\n"
     drawn.append(Path("pictures/one.png"))
     done = CliRunner().invoke(calibrate_app, words)
     assert (done.stderr, done.stdout.splitlines()[-2:]) == ("", ["rows.csv", "pictures/one.png"])
@@ -694,7 +694,7 @@ def test_prompts_are_the_ends_of_texts_and_a_chat_is_whole(record: Record) -> No
         "length": 2, "count": 7, "seed": 9, "tokenizer": "a tokenizer", "corpus": None,
     }  # fmt: skip
     assert record.calls["calibrate.loading.prompts.load"] == {"where": "texts", "template": "chat", "limit": 7, "seed": 9}
-    for wrong, said in (((None, "squad", 7, 2, 9), "--template is used with --prompts alone"),
+    for wrong, said in (((None, "squad", 7, 2, 9), "--template is used only with --prompts"),
                         (("texts", None, 0, 2, 9), "limit must be at least 1, got 0"),
                         (("texts", None, 7, 0, 9), "prompt_tokens must be at least 1, got 0")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
@@ -787,13 +787,13 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--out --role --layers --hidden --ffn --epochs --batch --length --rate --seed --vocabulary --text --device --threads"
                " --resume --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_family.py::test_train_writes_models_and_goes_on": "--json",
+        "test_family.py::test_train_command_writes_models_and_resumes": "--json",
     },
     "calibrate heads": {
         REACH: "--model --out --settings --layers --epochs --batch --length --rate --labels --seed --text --device --threads"
                " --resume --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_exit_heads.py::test_heads_are_trained_by_a_command": "--json",
+        "test_exit_heads.py::test_heads_command_trains_heads": "--json",
     },
     "calibrate align": {
         REACH: "--target --draft --out --prompts --prompt --tokens --held-out --epochs --batch --rate --seed --text --device"
