@@ -23,7 +23,7 @@ from model.logs.recorded_decoding import Decoding
 MOST_LINES, TAB = 60, 4
 WORDS = {
     "draft": "the draft, accepted", "target": "the target, after a draft", "match": "early candidates: a match",
-    "miss": "early candidates: a miss", "fallback": "the target, after a fallback", "again": "the target, without a new fallback",
+    "miss": "early candidates: a miss", "fallback": "the target, after a fallback", "again": "the target, in one more pass",
     "rollback": "the target, after a rollback", "cap": "the target, after a full draft", "token": "the target",
     "column": "the target",
 }  # fmt: skip

@@ -26,7 +26,7 @@ _KINDS: dict[str, tuple[str, str, str]] = {
     "draft": ("#56b4e9", "", "pass of a draft model"),
     "unsure": ("#cfe8f7", "..", "pass of a draft model,\nunsure: falls back"),
     "rolled back": ("#f0b48a", "\\\\", "pass of a draft model,\nits token rolled back"),
-    "again": ("#cc79a7", "||", "pass repeated\nafter a rollback"),
+    "again": ("#cc79a7", "||", "one more pass\nafter a rollback"),
     "rows": ("#009e73", "--", "KV cache rows of\nskipped layers"),
     "discarded": ("#f3d9a4", "//", "pass, finished but not used"),
     "cancelled": ("#ffffff", "xx", "pass, stopped"),
@@ -273,7 +273,7 @@ def _commits(axes: Axes, commits: pl.DataFrame) -> None:
         axes.axvline(time, color=INK, linewidth=1.3, linestyle="--" if kind in _DASHED else "-", zorder=3, label=f"commit {kind}")
         if time == later:
             continue  # simultaneous commits of a batch: only the last is labelled with the total
-        for text in (f"{total} token{'s' * (total > 1)}, {kind}", f"{total}"):
+        for text in (f"{total}: {kind}", f"{total}"):
             half = 0.31 * 8 * axes.figure.dpi / 72 * len(text)
             if time * pixels - half > last:
                 axes.text(time, above, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=8)

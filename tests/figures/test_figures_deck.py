@@ -1,4 +1,4 @@
-"""The figure of the deck, by its artists: bars, marks and words against the rows that it is given."""
+"""Figure of the slides' speed-ups: bars, marks and labels against the rows."""
 
 import itertools
 from typing import Any
@@ -22,7 +22,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def bars(figure: Figure, label: str) -> list[tuple[float, float]]:
-    """Where the bars of this kind begin and end, from the top down."""
+    """Ends of the bars of this kind, from the top down."""
     found = []
     for container in figure.axes[0].containers:
         if container.get_label() == label:
@@ -43,7 +43,7 @@ def words(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
 
 
-def test_every_bar_ends_at_its_bound_and_every_mark_at_the_printed_speed_up(rows: list[dict[str, Any]]) -> None:
+def test_bars_end_at_their_bounds_and_marks_at_the_printed_speed_ups(rows: list[dict[str, Any]]) -> None:
     figure = deck_speedups.draw(rows)
     adaptive = [row["draft_length"] is None for row in rows]
     stated = [row["oracle_bound"] if free else row["theorem"] for row, free in zip(rows, adaptive, strict=True)]
@@ -52,10 +52,10 @@ def test_every_bar_ends_at_its_bound_and_every_mark_at_the_printed_speed_up(rows
         drawn = bars(figure, label)
         assert [left for left, _ in drawn] == [1.0] * len(rows)
         assert [right for _, right in drawn] == pytest.approx(ends)
-    assert [place for place, *_ in marks(figure)] == [row["speedup"] for row in rows]
+    assert [speed for speed, *_ in marks(figure)] == [row["speedup"] for row in rows]
 
 
-def test_impossible_rows_are_told_by_marker_colour_and_word(rows: list[dict[str, Any]]) -> None:
+def test_impossible_rows_differ_by_marker_colour_and_word(rows: list[dict[str, Any]]) -> None:
     figure = deck_speedups.draw(rows)
     kinds = {wrong: {mark[1:] for mark, row in zip(marks(figure), rows, strict=True) if row["impossible_if_free"] == wrong}
              for wrong in (True, False)}  # fmt: skip
@@ -68,19 +68,19 @@ def test_impossible_rows_are_told_by_marker_colour_and_word(rows: list[dict[str,
     assert f"{len(said)} of the slides' {len(rows)} speed-ups are impossible" in " ".join(words(figure))
 
 
-def test_a_mark_stands_beyond_the_pale_bar_where_it_is_impossible_and_only_there(rows: list[dict[str, Any]]) -> None:
+def test_impossible_marks_and_only_they_lie_beyond_the_pale_bar(rows: list[dict[str, Any]]) -> None:
     figure = deck_speedups.draw(rows)
-    beyond = [place > end for (place, *_), (_, end) in zip(marks(figure), bars(figure, "free"), strict=True)]
+    beyond = [speed > end for (speed, *_), (_, end) in zip(marks(figure), bars(figure, "free"), strict=True)]
     assert beyond == [marker == "X" for _, marker, _ in marks(figure)]
     assert True in beyond
     assert False in beyond
 
 
-def test_a_diamond_lies_between_what_the_cost_of_drafting_allows_and_what_free_drafting_does(rows: list[dict[str, Any]]) -> None:
+def test_diamonds_lie_between_the_bounds_with_and_without_drafting_cost(rows: list[dict[str, Any]]) -> None:
     figure = deck_speedups.draw(rows)
     between = [
-        stated < place <= free
-        for (place, *_), (_, stated), (_, free) in zip(marks(figure), bars(figure, "stated"), bars(figure, "free"), strict=True)
+        stated < speed <= free
+        for (speed, *_), (_, stated), (_, free) in zip(marks(figure), bars(figure, "stated"), bars(figure, "free"), strict=True)
     ]
     assert between == [marker == "D" for _, marker, _ in marks(figure)]
     assert True in between
@@ -95,7 +95,7 @@ def test_possible_rows_change_the_headline_and_the_marks(rows: list[dict[str, An
     assert "10 % below Theorem 3.8" in " ".join(words(figure))
 
 
-def test_the_numbers_in_words_are_those_of_the_rows(rows: list[dict[str, Any]]) -> None:
+def test_printed_numbers_are_those_of_the_rows(rows: list[dict[str, Any]]) -> None:
     text = " ".join(words(deck_speedups.draw(rows)))
     for row in rows:
         printed, free = row["speedup"], row["free_bound"]
@@ -117,7 +117,7 @@ def test_nothing_is_cut_off_and_no_text_covers_another(rows: list[dict[str, Any]
         whole = figure.bbox
         assert all(whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1 for box in boxes)
         left, right = figure.axes[0].get_xlim()
-        assert all(left <= place <= right for place, *_ in marks(figure))
+        assert all(left <= speed <= right for speed, *_ in marks(figure))
 
 
 def test_a_table_and_a_list_give_the_same_figure(rows: list[dict[str, Any]]) -> None:
@@ -131,8 +131,8 @@ def test_rows_that_cannot_be_drawn_are_refused(rows: list[dict[str, Any]]) -> No
         deck_speedups.draw([{key: value for key, value in row.items() if key != "free_bound"} for row in rows])
 
 
-def test_the_deck_by_hand() -> None:
-    """One row of each kind; fixed lengths above, the adaptive one below, whatever the order of the rows."""
+def test_slides_by_hand() -> None:
+    """One row of each kind; fixed lengths above, the adaptive one below, for any order of the rows."""
     shared = {"draft_length": 4, "acceptance_rate": 0.5, "oracle_bound": 9.0, "reread_oracle": 9.0, "reread_rate": 0.625,
               "reread_length": 4, "impossible_if_free": False}  # fmt: skip
     made = [
