@@ -9,6 +9,10 @@ are joined later, is done side by side, as PEARL drafts while it verifies:
         run = OverModels(models, record=True)
         work = run.run(pearl.decode(pearl.Parameters(12, 3, draft_layers=2), prompt, 64), 64)
 
+What an algorithm stops it stops as in one process too: when as many layers have been run elsewhere, not when the clock says so. So
+PEARL's drafts that a rejection stops (draft_stop 'rejection') make as many passes here as there, however long these take: tokens
+are the same; times are those of a stop by the clock only where a layer takes as long in either model.
+
 A worker keeps the rows of one line of processes: whoever asks for a pass must have started from where the last one left them. Rows
 are never copied from process to process, and what several sub-processes of one model would need, as in beam search, is refused.
 `calibrate.workers.over_processes` runs one model on several units, and copies rows between them.

@@ -19,7 +19,7 @@ CHOICES = {
     "policy": "{}", "estimator": "by {} tokens", "reading": "{}", "rule": "{}", "arrangement": "{}", "form": "{} form",
     "variant": "variant {}", "measure": "{}", "fill": "{}", "placement": "draft {}", "sampled": "sampled", "beams": "{} beams",
     "candidates": "k = {}", "batched": "candidates batched", "draft_length": "γ = {}", "max_draft_length": "drafts up to {}",
-    "max_layers": "{} layers at first", "min_layers": "{} at last", "warm_up": "{} to warm up",
+    "draft_stop": "stop at {}", "max_layers": "{} layers at first", "min_layers": "{} at last", "warm_up": "{} to warm up",
     "power": "power {:g}", "rounding": "rounded {}", "exit_layer": "exit layer {}", "layers": "{} layers",
     "draft_layers": "draft of {} layers", "tensor_parallel": "TP {}", "units": "{} units",
     "sequences": "batch of {}", "batching": "{}", "batch": "batch of {}",
@@ -45,7 +45,7 @@ COMMON = (*MAIN, "variant", "sequences", "batching", "tokens", "cost_ratio")
 """What is said of all points of a figure at once."""
 _USUAL: dict[str, Any] = {
     "sequences": 1, "batch": 1, "tensor_parallel": 1, "units": 1, "placement": "colocated", "power": 1.0,
-    "estimator": "unbiased",
+    "estimator": "unbiased", "draft_stop": "round",
 }  # fmt: skip
 
 

@@ -214,6 +214,11 @@ class Task:
         self.joined: Any = None  # those that it waits for
         self.watcher: Task | None = None  # waits for this one
 
+    @property
+    def at_work(self) -> bool:
+        """Whether it has not ended, or some task has not that it has started."""
+        return not self.ended or any(sub.at_work for sub in self.started)
+
 
 def _one_pass(step: Forward) -> Steps:
     return (yield step)
@@ -299,7 +304,7 @@ class Interpreter(ABC):
         for task in births:
             if not task.ended:
                 assert task.parent is not None
-                task.cache = task.parent.cache.copy()
+                task.cache, task.parent = task.parent.cache.copy(), None
                 self._drive(task)
 
     def _drive(self, task: Task) -> None:
@@ -329,8 +334,8 @@ class Interpreter(ABC):
                         if old is not None:
                             require_ended(old)
                     task.answer = tuple(Task(body, old or task) for body, old in zip(step.bodies, heirs_of, strict=True))
-                    # Whoever has ended and started nobody is let go of, with the rows that it has copied.
-                    task.started = [sub for sub in task.started if not sub.ended or sub.started]
+                    # Tasks that have ended, with all that they have started, are let go of, with the rows that they have copied.
+                    task.started = [sub for sub in task.started if sub.at_work]
                     task.started.extend(task.answer)
                     self.unborn.extend(task.answer)
                     work.forks += len(task.answer)
@@ -363,7 +368,7 @@ class Interpreter(ABC):
 
     def _return(self, task: Task, value: Any) -> None:
         task.value, task.ended = value, True
-        watcher = task.watcher
+        watcher, task.watcher = task.watcher, None
         if watcher is not None and not watcher.ended and watcher.joined is not None and self._gathered(watcher):
             self._drive(watcher)
 
@@ -374,6 +379,7 @@ class Interpreter(ABC):
             task.body.close()
         for sub in task.started:
             self._cancel(sub)
+        task.started, task.joined = [], None
 
 
 class Counting(Interpreter):

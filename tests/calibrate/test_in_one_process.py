@@ -53,6 +53,9 @@ EXACT: dict[str, tuple[Any, Any]] = {
     **{f"speculative {gamma}": (speculative, speculative.Parameters(LAYERS, gamma, **SMALL)) for gamma in (0, 1, 3, 50)},
     **{f"pearl {gamma}": (pearl, pearl.Parameters(LAYERS, gamma, **SMALL)) for gamma in (1, 3, 50)},
     **{
+        f"pearl {gamma} stopped": (pearl, pearl.Parameters(LAYERS, gamma, **SMALL, draft_stop="rejection")) for gamma in (3, 50)
+    },
+    **{
         f"adaptive {policy}": (adaptive, adaptive.Parameters(LAYERS, policy, max_draft_length=6, **SMALL, **more))
         for policy, more in (
             ("heuristic", {}), ("confidence", {"confidence_threshold": 0.3}), ("gradient", {"believed_cost_ratio": 0.1}),
@@ -595,13 +598,14 @@ class Choosing(Real):
         return found
 
 
-@pytest.mark.parametrize("method", ["speculative", "pearl", "adaptive", "hierarchical"])
+@pytest.mark.parametrize("method", ["speculative", "pearl", "pearl stopped", "adaptive", "hierarchical"])
 def test_the_law_of_sampled_texts_is_the_targets_by_enumeration(method: str) -> None:
     """All ways that chance could have gone, each with its probability: the texts have the target's law to rounding."""
     sampling, prompt, tokens = Sampling(top_k=3), [3, 4], 2
     choices: dict[str, tuple[Any, Any]] = {
         "speculative": (speculative, speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)),
         "pearl": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL)),
+        "pearl stopped": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL, draft_stop="rejection")),
         "adaptive": (adaptive, adaptive.Parameters(LAYERS, "heuristic", sampled=True, **SMALL)),
         "hierarchical": (hierarchical, hierarchical.Parameters(LAYERS, 2, "reuse", sampled=True, **THREE)),
     }

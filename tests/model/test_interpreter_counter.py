@@ -1,15 +1,20 @@
 """The counter: how much an algorithm asks for, and the defects of the cache that it shares with the simulator."""
 
+from __future__ import annotations
+
+import gc
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from model.costs.layer_times import UnitCost
-from model.interpret.interpreter import Cache, Interpreter, count
-from model.interpret.simulated_answers import World
+from model.interpret.interpreter import Cache, Counting, Interpreter, count
+from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.autoregressive import algorithm as autoregressive
+from model.methods.pearl import algorithm as pearl
 from model.methods.ppd import algorithm as ppd
 from model.methods.ppd.algorithm import Parameters
 from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, LayerSpan, Read, Steps, Stop
@@ -215,6 +220,40 @@ def test_who_has_not_ended_is_not_taken_over_in_either_interpreter(defect: Calla
     for stop, per_layer in itertools.product(("now", "layer", "pass"), (False, True)):
         with pytest.raises(CacheError, match=message):
             simulate(finished(defect()), 1, Cluster(3, stop=stop), UnitCost(4), World(1, 4, []), per_layer=per_layer)
+
+
+@pytest.mark.parametrize("stop", pearl.DRAFT_STOPS)
+def test_caches_of_ended_tasks_are_let_go_of(stop: str) -> None:
+    """On real models each holds rows. PEARL starts tasks from what ended ones hold, round after round, and stops some."""
+    living: weakref.WeakSet[Held] = weakref.WeakSet()
+
+    class Held(Cache):
+        __slots__ = ("__weakref__",)
+
+        def copy(self) -> Held:
+            found = Held(super().copy().rows)
+            living.add(found)
+            return found
+
+    class Counted(Counting):
+        most = 0
+
+        def new_cache(self) -> Held:
+            return Held()
+
+        def commit(self, step: Commit) -> None:
+            super().commit(step)
+            self.most = max(self.most, len(living))
+
+    world = World(1, 4, drafts={"draft": DraftOutcomes("target", [at % 3 for at in range(100)])})
+    counted = Counted(world)
+    gc.disable()  # what refers to itself is found late, and by nothing that knows of tensors
+    try:
+        counted.run(pearl.decode(pearl.Parameters(4, 4, draft_stop=stop), [0], 100), 100)
+    finally:
+        gc.enable()
+    assert counted.work.rounds.total() > 40
+    assert 0 < counted.most < 10
 
 
 def test_one_that_is_stopped_after_its_end_is_taken_over() -> None:

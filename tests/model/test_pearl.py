@@ -16,10 +16,13 @@ from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.peak_demand import Demand
 from model.methods.pearl import paths
 from model.methods.pearl import theory as pearl
-from model.methods.pearl.algorithm import Parameters, decode
+from model.methods.pearl.algorithm import DRAFT_STOPS, REJECTION, Parameters, decode
 from model.methods.prediction import MethodChoice, PredictionPoints, one_by_one
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay, ReplayChances
 from model.outcomes.random_streams import BLOCK
+from sim.engine.cluster import LINKS, STOPS, Cluster
+from sim.engine.events import Run, simulate
+from sim.scenarios.cases import contention
 from tests.support.exact import RATES, close, near
 
 DRAFTS = st.integers(1, 12)
@@ -63,6 +66,20 @@ def test_a_law_by_hand() -> None:
     assert near(pearl.expected_tokens(0.5, 2), 0.6 + 0.4 * 1.5)
     assert near(pearl.speedup(0.5, 2, [0.0, 0.5, 1.0]), [1.2, 1.2, 0.6])
     assert near(pearl.expected_tokens(np.linspace(0, 1, 9), 1), np.ones(9))  # of one token there is nothing to draft ahead
+
+
+@given(RATES, DRAFTS, st.floats(0.01, 4))
+def test_a_round_that_rejects_does_not_wait_for_its_draft(alpha: float, gamma: int, ratio: float) -> None:
+    """The chain of rounds once more, each with its time: that of the target's pass, of one draft pass, or of the whole draft."""
+    rate, one, whole = Fraction(alpha), max(Fraction(ratio), Fraction(1)), max(gamma * Fraction(ratio), Fraction(1))
+    # Where a whole draft of gamma - 1 waits, and the first of the next one is verified; in pre-verify that alone.
+    ends = [(rate**kept * (1 - rate), Fraction(1) if kept < gamma - 1 else one) for kept in range(gamma)]
+    post = sum((chance * time for chance, time in ends), Fraction(0)) + rate**gamma * whole
+    pre = (1 - rate) * one + rate * whole
+    share = rate / (rate + 1 - rate**gamma)
+    want = round_of(rate, gamma) / (share * post + (1 - share) * pre)
+    assert close(pearl.speedup(alpha, gamma, ratio, REJECTION), want)
+    assert pearl.speedup(alpha, gamma, ratio, REJECTION) >= pearl.speedup(alpha, gamma, ratio) * (1 - 1e-12)
 
 
 # --- So many tokens ---
@@ -114,9 +131,83 @@ def test_a_decoding_by_hand() -> None:
     assert work.passes_of == {"target": 5, "draft": sum(drafted)}
 
 
+def test_stopped_drafts_by_hand() -> None:
+    """The same decoding, three drafted at a time: 4 for a pass, 3 for one of the draft model, 1 for the link each way.
+
+    Round 1 verifies x1 and waits for x3, which comes after 11. Round 2 keeps x2 and x3; x4, the first of the two drafted meanwhile,
+    comes after 5 and is rejected: x5 is not waited for. Round 3 keeps x5, which comes after 5; the last round is a pass.
+    """
+    cost = UnitCost(4, cost_ratio=0.75, link=1.0, draft_devices=0.5, operations_ratio=0.5)
+    law = ByPosition([1, 1, 1, 0, 1, 0])
+    found, waited = (pearl.predict(Parameters(4, 3, draft_stop=stop), 6, law, cost) for stop in (REJECTION, "round"))
+    # Drafted: 3; 2, as the last token is the target's own; 1; none.
+    assert float(waited.latency) == (3 * 3 + 2) + (2 * 3 + 2) + (3 + 2) + 4
+    assert float(found.latency) == (3 * 3 + 2) + (3 + 2) + (3 + 2) + 4
+    # Of the second draft's 6 the draft model works 5: it begins a link after its round does, and is stopped a link after its end.
+    assert float(waited.busy) == 4 * 4 + 0.5 * (9 + 6 + 3)
+    assert float(found.busy) == 4 * 4 + 0.5 * (9 + 5 + 3)
+    assert found.operations is not None
+    assert float(found.operations) == 4 + 2 + 0.5 * (3 + 2 + 1)  # two waited once; the pass that is stopped counts as one
+    rejected = pearl.predict(Parameters(4, 3, draft_stop=REJECTION), 6, ByPosition([1, 0, 1, 1, 1, 0]), cost)
+    # The second token waits and is rejected: its round is over with the pass, 4, and its draft with 4 of 6.
+    assert float(rejected.latency) == 11 + 4 + (3 * 3 + 2) + 4
+    assert float(rejected.busy) == 4 * 4 + 0.5 * (9 + 4 + 9)
+
+
+@given(
+    st.integers(1, 4), st.sampled_from((0.0, 0.125, 0.25, 0.3, 0.5, 0.75, 1.0, 1.5)), st.sampled_from((0.0, 0.25, 0.5, 1.0, 5.0)),
+    st.sampled_from(LINKS), st.sampled_from(STOPS), st.sampled_from(DRAFT_STOPS),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_where_something_waits_on_a_cluster_formulas_say_nothing(
+    gamma: int, ratio: float, link: float, links: str, end: str, stop: str
+) -> None:
+    """On every path of five tokens; in lock-step nothing ever waits, and where drafts are no longer than a pass none is stopped."""
+    cost, parameters = UnitCost(4, cost_ratio=ratio, link=link), Parameters(4, gamma, draft_stop=stop)
+    wanted, differs = parameters.demand(cost, 5), False
+    for outcomes in itertools.product([True, False], repeat=4):
+        here, ample = (simulated(parameters, [*outcomes, False], cost, on) for on in (Cluster(2, links, end), Cluster(2)))
+        assert ample.waited == 0
+        differs |= here.waited > 1e-9 or abs(here.latency - ample.latency) > 1e-9 or abs(here.busy - ample.busy) > 1e-9
+    assert not differs or contention(wanted, Cluster(2, links, end)) is not None
+    assert stop == REJECTION or wanted == Demand(2)
+    if gamma * ratio + link / 2 <= 1:  # in layers, of which a pass has four: a draft with its links is no longer than a pass
+        assert wanted.stopped is None
+
+
+def simulated(parameters: Parameters, accept: list[bool], cost: UnitCost, cluster: Cluster) -> Run:
+    known = ByPosition(np.array(accept, float)).survivors(iter([np.full((len(accept), 1), 0.5)]), parameters.longest_draft)
+    world = World(1, 4, drafts={"draft": DraftOutcomes("target", known[:, 0].tolist())})
+    return simulate(decode(parameters, [0], len(accept)), len(accept), cluster, cost, world)
+
+
+@pytest.mark.parametrize("link", [0.0, 0.25, 1.0])
+def test_as_a_draft_pass_ends_at_the_stop_the_next_has_begun(link: float) -> None:
+    """It is counted, and takes no time: two or four draft passes take one of the target, of six that are drafted."""
+    parameters = Parameters(4, 6, draft_stop=REJECTION)
+    for ratio, outcomes in itertools.product((0.25, 0.5), itertools.product([True, False], repeat=2)):
+        accept, cost = [True, *outcomes, *[True] * 8, False], UnitCost(4, cost_ratio=ratio, link=link, operations_ratio=0.5)
+        run = simulated(parameters, accept, cost, Cluster(2))
+        found = pearl.predict(parameters, len(accept), ByPosition(np.array(accept, float)), cost)
+        assert (run.latency, run.busy) == (float(found.latency), float(found.busy))
+        assert found.operations is not None
+        assert pearl.operations(parameters, cost, run.rounds, run.account) == float(found.operations)
+
+
+def test_a_token_that_waited_may_be_rejected_before_anything_is_drafted() -> None:
+    """Then nothing is waited for, and what the draft model goes on from is what came back in the round before."""
+    parameters, cost = Parameters(4, 4, draft_stop=REJECTION), UnitCost(4, cost_ratio=0.5, link=3.0)
+    run = simulated(parameters, [True, False, True, True, True, True, True, True, False], cost, Cluster(2))
+    found = pearl.predict(parameters, 9, ByPosition([1, 0, 1, 1, 1, 1, 1, 1, 0]), cost)
+    assert (run.latency, run.busy) == (float(found.latency), float(found.busy))
+    # Four drafted tokens come back after 3 + 8 + 3; the pass of 4 ends before the first of the next is drafted, after 3 + 2.
+    assert float(found.latency) - 14 - 4 == pearl.predict(parameters, 7, ByPosition([1] * 6 + [0]), cost).latency
+
+
+@pytest.mark.parametrize("stop", DRAFT_STOPS)
 @pytest.mark.parametrize("law", [Markov(0.7, 0.4), Replay([[1, 0, 1, 1, 0, 1], [1, 1, 1, 1, 0, 0]])])
-def test_laws_with_memory_and_of_records_have_the_moments_of_their_paths(law: Markov | Replay) -> None:
-    tokens, parameters = 6, Parameters(4, 2)
+def test_laws_with_memory_and_of_records_have_the_moments_of_their_paths(law: Markov | Replay, stop: str) -> None:
+    tokens, parameters = 6, Parameters(4, 3, draft_stop=stop)
     records = [*itertools.product([0, 1], repeat=tokens - 1)] if isinstance(law, Markov) else law.records[:, : tokens - 1].tolist()
     chance, times = [], []
     for record in records:
@@ -128,6 +219,7 @@ def test_laws_with_memory_and_of_records_have_the_moments_of_their_paths(law: Ma
         times.append(float(pearl.predict(parameters, tokens, ByPosition([*map(float, record), 0.0]), COST).latency))
     found = pearl.predict(parameters, tokens, law, COST)
     mean = float(np.dot(chance, times))
+    assert len({*times}) > 1
     assert float(found.latency) == pytest.approx(mean, rel=1e-12)
     assert float(found.latency_variance) == pytest.approx(float(np.dot(chance, (np.array(times) - mean) ** 2)), rel=1e-9)
 
@@ -138,6 +230,7 @@ def test_chances_of_records_are_mixed_with_equal_weights() -> None:
     found = pearl.predict(Parameters(4, 2), 3, ReplayChances(chances), COST)
     assert float(found.latency) == pytest.approx(np.mean([float(one.latency) for one in each]), rel=1e-12)
     assert pearl.work(Parameters(4, 2), 3, ReplayChances(chances)) is None
+    assert pearl.work(Parameters(4, 2, draft_stop=REJECTION), 3, Iid(0.5)) is None  # it hangs on times
 
 
 @given(RATES, st.integers(1, 6), st.integers(1, 80), st.floats(0, 1))
@@ -181,6 +274,7 @@ def test_share_of_units_is_said_where_no_time_is_shared() -> None:
             {"draft_length": 2, "placement": "colocated"},
             "placement must be 'separate', got 'colocated': .* choose method 'speculative'",
         ),
+        ({"draft_length": 2, "draft_stop": "now"}, "unknown draft_stop 'now'; known: rejection, round"),
         ({"draft_length": 2, "sampled": 1}, "sampled must be true or false, got 1"),
         ({"draft_length": 2, "draft_layers": 0}, "draft_layers must be"),
         ({"draft_length": 2, "sequences": 2}, "batching must be 'lockstep' with sequences=2"),

@@ -32,6 +32,7 @@ SET = [
     ("method.draft_length=126", "draft_length must be between 1 and 125", "got 126"),
     ("method.placement=colocated", "placement must be 'separate'", "choose method 'speculative'"),
     ("method.placement=near", "unknown placement 'near'"),
+    ("method.draft_stop=now", "unknown draft_stop 'now'", "known: rejection, round"),
     ("method.sampled=yes", "sampled must be true or false", "got 'yes'"),
     ("method.draft_lenght=3", "takes no draft_lenght", "did you mean draft_length?"),
     ("method.sequences=4", "batching must be 'lockstep' with sequences=4"),
@@ -67,6 +68,19 @@ def test_on_one_unit_only_events_have_values(tmp_path: Path) -> None:
     assert rows["events"]["latency_layers"] == pytest.approx(3 * 8 + 5 * 0.8)
 
 
+def test_where_stopped_drafts_meet_on_a_shared_link_only_events_have_values(tmp_path: Path) -> None:
+    small = tmp_path / "small.toml"
+    small.write_text(BASE + IID)
+    more = ["--set", "cluster.links=shared", "--set", "cost.link=3.0", "--no-figures"]
+    for stop, known in (("round", True), ("rejection", False)):
+        out = tmp_path / stop
+        done = CliRunner().invoke(app, ["run", str(small), *more, "--set", f"method.draft_stop={stop}", "--out", str(out)])
+        assert done.exit_code == 0, done.stderr
+        rows = {row["view"]: row for row in pl.read_parquet(out / "results.parquet").iter_rows(named=True)}
+        assert (rows["formula"]["latency_layers"] is not None) is known
+        assert rows["events"]["latency_layers"] is not None
+
+
 def rows() -> pl.DataFrame:
     grid = Grid(scenario_file.load("pearl"))
     return formula_view.frame(grid, 0, grid.points)
@@ -76,7 +90,10 @@ def test_the_bundled_scenario_answers_its_question() -> None:
     """Drafts that fit into a pass are free, so PEARL is the faster the dearer they are; where they are cheap, drafting first is."""
     found = rows()
     keys = ["method", "draft_length", "acceptance_rate", "cost_ratio"]
-    speed: dict[Any, float] = {tuple(row[key] for key in keys): row["speedup"] for row in found.iter_rows(named=True)}
+    speed: dict[Any, float] = {}
+    stopped: dict[Any, float] = {}
+    for row in found.iter_rows(named=True):
+        (stopped if row["draft_stop"] == "rejection" else speed)[tuple(row[key] for key in keys)] = row["speedup"]
     for rate in (0.6, 0.8, 0.95):
         assert speed["pearl", 4, rate, 0.05] == speed["pearl", 4, rate, 0.125]
         for length in (4, 8):
@@ -84,6 +101,10 @@ def test_the_bundled_scenario_answers_its_question() -> None:
         assert max(speed["speculative", length, rate, 0.05] for length in (4, 8)) > speed["pearl", 8, rate, 0.05]
         # Drafts of twice a pass: nothing of that is hidden.
         assert speed["pearl", 8, rate, 0.25] < speed["pearl", 8, rate, 0.125] / 1.8
+        # A draft with its links is there before the pass ends, a little later, or a pass later.
+        assert stopped["pearl", 8, rate, 0.05] == speed["pearl", 8, rate, 0.05]
+        assert 1 < stopped["pearl", 8, rate, 0.125] / speed["pearl", 8, rate, 0.125] < 1.05
+        assert stopped["pearl", 8, rate, 0.25] > speed["pearl", 8, rate, 0.25] * (1.05 if rate > 0.9 else 1.2)
 
 
 def test_it_is_listed_with_what_it_needs() -> None:

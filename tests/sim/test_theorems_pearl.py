@@ -4,12 +4,14 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from model.costs.layer_times import UnitCost
 from model.methods.pearl import algorithm, paths
 from model.methods.pearl import theory as pearl
-from model.steps import Read
+from model.methods.pearl.finite_pearl import KEPT
+from model.steps import Fork, Join, Read
 from sim.theorems import select
 from sim.theorems.theorem import Theorem
 from tests.support.trying import MANY, Fault, after, checked, comes_out, fails_small, few, one_more, shows
@@ -39,22 +41,23 @@ def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
 # --- Faults ---
 
 
-def all_kept(right: Any, out: Any, waiting: Any, following: Any, sampled: bool) -> Any:
+def all_kept(right: Any, out: Any, waiting: Any, arriving: Any, sampled: bool) -> Any:
     """Looks at no drafted token."""
+    following = yield from arriving
     if following:
         return len(waiting), following[0].token, True
-    return (yield from right(out, waiting, following, sampled))
+    return (yield from right(out, waiting, arriving, sampled))
 
 
-def never_on(right: Any, out: Any, waiting: Any, following: Any, sampled: bool) -> Any:
+def never_on(right: Any, out: Any, waiting: Any, arriving: Any, sampled: bool) -> Any:
     """Drops what was drafted meanwhile, whatever was kept: pre-verify alone."""
-    kept, token, _ = yield from right(out, waiting, following, sampled)
+    kept, token, _ = yield from right(out, waiting, arriving, sampled)
     return kept, token, False
 
 
-def first_alone(right: Any, out: Any, waiting: Any, following: Any, sampled: bool) -> Any:
+def first_alone(right: Any, out: Any, waiting: Any, arriving: Any, sampled: bool) -> Any:
     """Of a draft that is kept as a whole it puts out the first token alone."""
-    kept, token, goes_on = yield from right(out, waiting, following, sampled)
+    kept, token, goes_on = yield from right(out, waiting, arriving, sampled)
     return (0, waiting[0].token, False) if goes_on and waiting else (kept, token, goes_on)
 
 
@@ -80,22 +83,57 @@ def sooner(right: Any, *args: Any) -> Any:
     return replace(found, latency=found.latency / 2)
 
 
-def a_link_once(right: Any, length: int, tokens: int, cost: UnitCost) -> Any:
+def a_link_once(right: Any, length: int, tokens: int, cost: UnitCost, *, lockstep: bool) -> Any:
     """Rounds whose drafts are there at once, and take the link on the way back alone."""
-    return right(length, tokens, replace(cost, link=cost.link / 2))
+    return right(length, tokens, replace(cost, link=cost.link / 2), lockstep=lockstep)
 
 
-def longest_instead(right: Any, length: int, tokens: int, cost: UnitCost) -> Any:
+def longest_instead(right: Any, length: int, tokens: int, cost: UnitCost, *, lockstep: bool) -> Any:
     """Rounds of one after the other."""
-    found = right(length, tokens, cost)
+    found = right(length, tokens, cost, lockstep=lockstep)
     return found._replace(time=found.busy)
+
+
+def as_in_lockstep(right: Any, length: int, tokens: int, cost: UnitCost, *, lockstep: bool) -> Any:
+    """Rounds that wait for their drafts in any case."""
+    return right(length, tokens, cost)
+
+
+def stopped_at_once(right: Any, length: int, tokens: int, cost: UnitCost, *, lockstep: bool) -> Any:
+    """Rejections that stop the draft a link too early."""
+    found = right(length, tokens, cost, lockstep=lockstep)
+    rejected = np.maximum(found.busy[:KEPT] - (0 if lockstep else cost.link), 0)
+    return found._replace(busy=np.concatenate([rejected, found.busy[KEPT:]]))
+
+
+def first_at_last(
+    right: Any, model: Any, text: Any, length: int, last: Any, running: Any
+) -> Generator[Any, Any, tuple[list[Any], Any]]:
+    """The first token is sent when the others are there."""
+    yield last.stop()
+    drafted = yield from algorithm.draft(model, text, 1)
+    if length > 1:
+        rest = algorithm._drafting(model, [*text, drafted[0].token], length - 1)
+        running.going_on = yield Fork((rest,), (algorithm.DRAFT_UNIT,))
+        yield Join(tuple(running.going_on))
+    return drafted, (yield from algorithm._brought_back())
+
+
+def never_stopped(right: Any, model: Any, text: Any, length: int, last: Any, running: Any) -> Any:
+    """The last draft is not stopped."""
+    return (yield from right(model, text, length, algorithm._Draft(None), running))
+
+
+def rest_forgotten(right: Any, model: Any, text: Any, length: int, last: Any, running: Any) -> Any:
+    """Nothing is drafted after the first token."""
+    return (yield from right(model, text, 1, last, running))
 
 
 def on_the_target_s_unit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(algorithm, "DRAFT_UNIT", 0)
 
 
-VERIFY = (algorithm, "verify")
+VERIFY, AHEAD = (algorithm, "verify"), (algorithm, "_first_ahead")
 FAULTS: list[tuple[str, str, Fault]] = [
     ("14a", "correction from p", lambda patch: patch.setattr(algorithm, "_in_place_of", corrected_from_p)),
     ("14a", "all kept", after(all_kept, *VERIFY)),
@@ -104,13 +142,23 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("20a", "one more", after(one_more, pearl, "expected_tokens")),
     ("20b", "one more", after(one_more, pearl, "expected_tokens")),
     ("20d", "late", after(later, pearl, "predict")),
+    ("20d", "never stopped", after(never_stopped, *AHEAD)),
     ("20d", "pre-verify alone", after(never_on, *VERIFY)),
     ("20e", "one more", after(one_more, pearl, "expected_tokens")),
     ("20f", "soon", after(sooner, pearl, "predict")),
     ("20h", "pre-verify alone", after(never_on, *VERIFY)),
     ("20i", "slow passes", after(one_more, UnitCost, "forward")),
+    ("21a", "first token sent at last", after(first_at_last, *AHEAD)),
+    ("21c", "first token sent at last", after(first_at_last, *AHEAD)),
+    ("21c", "one token alone", after(rest_forgotten, *AHEAD)),
+    ("21e", "one token alone", after(rest_forgotten, *AHEAD)),
+    ("21f", "first token sent at last", after(first_at_last, *AHEAD)),
+    ("21f", "never stopped", after(never_stopped, *AHEAD)),
     ("28a", "one unit", on_the_target_s_unit),
     ("28d", "a link once", after(a_link_once, paths, "round_tables")),
+    ("28d", "lock-step", after(as_in_lockstep, paths, "round_tables")),
+    ("28d", "stopped a link early", after(stopped_at_once, paths, "round_tables")),
+    ("28d", "never stopped", after(never_stopped, *AHEAD)),
     ("28d", "one after the other", after(longest_instead, paths, "round_tables")),
     ("28e", "a link once", after(a_link_once, paths, "round_tables")),
     ("28h", "all kept", after(all_kept, *VERIFY)),

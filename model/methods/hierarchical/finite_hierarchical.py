@@ -294,6 +294,7 @@ def _ends(large: Chances, start: int, offered: int) -> list[tuple[int, int, int,
 def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: PassPrices) -> Floats:
     """The same means, and nan for the mean square: the chance that a round starts somewhere, times what one takes from there."""
     gamma, inner = parameters.draft_length, longest_inner(parameters)
+    medium.chances(tokens - 1)  # refuses too few rates
     inside, total, offers = _inside(price, inner), np.zeros(6), _Offers(medium, inner)
     # Times and arithmetic of an offer; the same from everywhere where neither the law nor the prices depend on the position.
     starting = [*_rounds(large, gamma, tokens)]
@@ -383,4 +384,4 @@ def _rounds(large: Chances, gamma: int, tokens: int) -> Iterator[Floats]:
 
 def _from(law: Chain, start: int, count: int) -> Chain:
     """The law of the positions from `start` on."""
-    return ByPosition(law.rates[start : start + count], name=law.name) if isinstance(law, ByPosition) else law
+    return ByPosition(law.rates[start : start + count]) if isinstance(law, ByPosition) else law

@@ -4,11 +4,14 @@ A round that starts with s of l tokens out is in pre-verify, with none that wait
 so near the end too, where drafts are cut to what remains. What stands before a round is a rejected token in pre-verify and a kept
 one in post-verify, so that position and phase are all that the next round depends on, under any law whose outcomes depend on the
 one before.
+
+A round ends in one of three ways: a token that waited is rejected, or the first of those that are drafted meanwhile, or all are
+kept. In lock-step it takes the same time whichever it is; where a rejection stops the draft in progress, that ends the round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,43 +23,100 @@ from model.methods.rounds import Moments, drafts_from, mixed, verify_from
 from model.outcomes.outcome_laws import ByPosition, Chain, Floats, Replay, ReplayChances
 
 PRE, POST = PHASES = range(2)
+WAITING_REJECTED, FIRST_REJECTED, KEPT = ENDS = range(3)
+"""How a round ends; one that drafts nothing, as the last does, takes the same however it ends."""
 Counts = NDArray[np.int64]
 
 
 class RoundTables(NamedTuple):
-    """Of a round in each phase that starts at each position, shape (2, tokens): what waits, what is drafted, what it takes."""
+    """Of a round in each phase that starts at each position, shape (2, tokens): what waits, and what is drafted; and by how it
+    ends, shape (3, 2, tokens), what it takes.
+    """
 
     waiting: Counts
     """Drafted tokens that the target reads and verifies: those on offer."""
     drafted: Counts
+    """Tokens that are drafted meanwhile, where nothing stops that."""
     time: Floats
     busy: Floats
     operations: Floats
-    """Arithmetic, in that of a token in a pass of the target."""
+    """Arithmetic, in that of a token in a pass of the target; a draft pass that is stopped counts as a whole."""
 
 
-def round_tables(draft_length: int, tokens: int, cost: StepCosts) -> RoundTables:
-    """The rounds of decoding so many tokens at these costs.
+def round_tables(draft_length: int, tokens: int, cost: StepCosts, *, lockstep: bool = True) -> RoundTables:
+    """The rounds of a decoding at these costs, in lock-step or not: then a rejection stops the draft in progress.
 
     The target's pass stands at the position where its round starts, the draft model's first pass at that of the last token that
     waits. Each is over one token: behind what was rejected, and behind what was kept, the draft model lacks no other.
 
+    It begins a link later than the round. Where a rejection ends the round, what stops it comes a link after that: so it works for
+    as long as the round takes, or until all is drafted.
+
     >>> from model.costs.layer_times import UnitCost
-    >>> found = round_tables(2, 4, UnitCost(10, cost_ratio=0.75, link=1.0))
+    >>> cost = UnitCost(10, cost_ratio=0.75, link=1.0)
+    >>> found = round_tables(2, 4, cost)
     >>> found.waiting.tolist(), found.drafted.tolist()
     ([[0, 0, 0, 0], [1, 1, 1, 0]], [[2, 2, 1, 0], [2, 1, 0, 0]])
-    >>> found.time.tolist()  # gamma c = 1.5 passes and the link there and back; with one drafted the target is as slow
+    >>> found.time[KEPT].tolist()  # gamma c = 1.5 passes and the link there and back; with one drafted the target is as slow
     [[17.0, 17.0, 10.0, 10.0], [17.0, 10.0, 10.0, 10.0]]
+    >>> stopped = round_tables(2, 4, cost, lockstep=False)  # the second draft pass is stopped 10 after the start of the first
+    >>> stopped.time[:, POST, 0].tolist(), stopped.busy[:, POST, 0].tolist()
+    ([10.0, 10.0, 17.0], [20.0, 20.0, 25.0])
+    """
+    waiting, drafted, verify, drafts = _parts(draft_length, tokens, cost)
+    links, draft = np.where(drafted > 0, 2 * cost.link, 0.0), drafts(drafted)
+    whole = np.maximum(verify, draft + links)
+    if lockstep:
+        time, worked, passes = (np.broadcast_to(each, (len(ENDS), *each.shape)) for each in (whole, draft, drafted))
+    else:
+        time = np.stack([verify, np.maximum(verify, drafts(np.minimum(drafted, 1)) + links), whole])
+        worked = np.minimum(draft, time)
+        # As one pass ends the next begins, before anything stops that; after the first another process makes it, and in the
+        # simulator it may be stopped before, where both models' passes take the same to the last bit.
+        begun = ((place < drafted) & (drafts(place) <= time * (1 + _ROUNDING)) for place in range(draft_length))
+        passes = sum(begun, np.zeros(time.shape, dtype=np.int64))
+    operations = np.asarray(1.0 + waiting + np.where(passes > 0, passes * cost.operations("draft"), 0.0), dtype=np.float64)
+    return RoundTables(waiting, drafted, time, verify + worked * cost.draft_devices, operations)
+
+
+def stopped_drafts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[bool, bool]:
+    """Whether a rejection may stop a draft in the middle, and whether two transfers may be under way at once where it does.
+
+    >>> from model.costs.layer_times import UnitCost
+    >>> [stopped_drafts(4, 9, UnitCost(10, cost_ratio=ratio, link=0.5)) for ratio in (0.125, 0.25, 0.5)]
+    [(False, False), (False, True), (True, True)]
+    """
+    waiting, drafted, verify, drafts = _parts(draft_length, tokens, cost)
+    link, first, whole = cost.link, drafts(np.minimum(drafted, 1)), drafts(drafted)
+    at_first = np.maximum(verify, first + 2 * link)
+    rejections = [(verify, (waiting > 0) & (drafted > 0)), (at_first, drafted > 0)]
+    inside = any(bool(np.any(may & (end < whole * (1 - _ROUNDING)))) for end, may in rejections)
+    # On the way: the order to draft, the first token, the others; and the next order, a link from the end of the round on.
+    meeting = [(drafted > 1) & (whole - first < link * (1 - _ROUNDING))]
+    for end, may in rejections:
+        for sent in (0 * first, first + link, whole + link):
+            meeting.append(may & (sent <= (end + link) * (1 + _ROUNDING)) & (end * (1 + _ROUNDING) < sent + link))
+    return inside, link > 0 and any(bool(np.any(each)) for each in meeting)
+
+
+def _parts(draft_length: int, tokens: int, cost: StepCosts) -> tuple[Counts, Counts, Floats, Callable[[Any], Floats]]:
+    """Of a round in each phase that starts at each position, shape (2, tokens): what waits, what is drafted, what the target's
+    pass takes; and a function that says what a number of draft passes take.
     """
     start = np.arange(tokens)
     left = tokens - 1 - start
     waiting = np.stack([np.zeros_like(left), np.minimum(draft_length - 1, left)])
     drafted = np.minimum(draft_length, left - waiting)
-    verify = verify_from(cost, draft_length, tokens)[start, waiting]
-    draft = drafts_from(cost, draft_length, tokens)[start + waiting, drafted]
-    time = np.maximum(verify, draft + np.where(drafted > 0, 2 * cost.link, 0.0))
-    operations = 1.0 + waiting + np.where(drafted > 0, drafted * cost.operations("draft"), 0.0)
-    return RoundTables(waiting, drafted, time, verify + draft * cost.draft_devices, operations)
+    drafts = drafts_from(cost, draft_length, tokens)
+
+    def taken(passes: Any) -> Floats:
+        return np.asarray(drafts[start + waiting, passes])
+
+    return waiting, drafted, verify_from(cost, draft_length, tokens)[start, waiting], taken
+
+
+_ROUNDING = 1e-9
+"""Relative error up to which two times are one."""
 
 
 def round_starts(tables: RoundTables, law: Chain) -> Floats:
@@ -77,6 +137,7 @@ class FiniteChoice(NamedTuple):
     tokens: int
     law: Any
     cost: StepCosts
+    lockstep: bool = True
 
 
 def moments(draft_length: int, tokens: int, law: Any, cost: StepCosts) -> Moments:
@@ -94,9 +155,9 @@ def moments(draft_length: int, tokens: int, law: Any, cost: StepCosts) -> Moment
 def moments_of_many(choices: Sequence[FiniteChoice]) -> list[Moments]:
     """The moments of many decodings, computed side by side; of records each by itself, and then their mixture."""
     chains = [_chains(each.law) for each in choices]
-    tables = [round_tables(each.draft_length, each.tokens, each.cost) for each in choices]
+    tables = [round_tables(each.draft_length, each.tokens, each.cost, lockstep=each.lockstep) for each in choices]
     wanted = [(table, chain) for table, own in zip(tables, chains, strict=True) for chain in own]
-    wanted_in_turn = sorted(range(len(wanted)), key=lambda index: wanted[index][0].time.shape[1])
+    wanted_in_turn = sorted(range(len(wanted)), key=lambda index: wanted[index][0].waiting.shape[1])
     found: dict[int, Moments] = {}
     while wanted_in_turn:
         longest = wanted[wanted_in_turn[-1]][0]
@@ -127,12 +188,21 @@ def _chains(law: Any) -> list[Chain]:
 
 
 def _moments_of_chains(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> list[Moments]:
-    mass, first = _forward(tables, laws)
-    time, busy, operations, waiting = (
-        _side_by_side([getattr(each, name) for each in tables]) for name in ("time", "busy", "operations", "waiting")
-    )
-    mean, square = ((mass * time).sum(axis=(0, 1)), (time * (2 * first + time * mass)).sum(axis=(0, 1)))
-    totals = ((mass * each).sum(axis=(0, 1)) for each in (busy, operations, np.ones_like(mass), waiting))
+    mass, first, ending = _forward(tables, laws)
+    spent, busy, operations = (_side_by_side([getattr(each, name) for each in tables]) for name in ("time", "busy", "operations"))
+    waiting = _side_by_side([each.waiting for each in tables])
+
+    def expected(by_end: Floats) -> Floats:
+        """The mean over how a round ends: in lock-step what they all take, to the last bit."""
+        found: Floats = by_end[KEPT].copy()
+        for end in (WAITING_REJECTED, FIRST_REJECTED):
+            found += ending[end] * (by_end[end] - by_end[KEPT])
+        return found
+
+    time = expected(spent)
+    mean = (mass * time).sum(axis=(0, 1))
+    square = (time * (2 * first + time * mass) + mass * expected((spent - time) ** 2)).sum(axis=(0, 1))
+    totals = ((mass * each).sum(axis=(0, 1)) for each in (expected(busy), expected(operations), np.ones_like(mass), waiting))
     columns = mean, np.maximum(square - mean**2, 0.0), *totals
     return [Moments(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
 
@@ -145,12 +215,13 @@ def _side_by_side(arrays: Sequence[NDArray[Any]]) -> Floats:
     return found
 
 
-def _forward(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> tuple[Floats, Floats]:
-    """The chance that a round starts at each position in each phase, and the mean time until then on these paths.
+def _forward(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> tuple[Floats, Floats, Floats]:
+    """The chance that a round starts at each position in each phase, and the mean time until then on these paths; and the chance
+    that it ends with either rejection.
 
-    Shapes (2, tokens, decodings).
+    Shapes (2, tokens, decodings), the last (2, 2, tokens, decodings): first by the end.
     """
-    tokens = np.array([each.time.shape[1] for each in tables])
+    tokens = np.array([each.waiting.shape[1] for each in tables])
     time, waiting = _side_by_side([each.time for each in tables]), _side_by_side([each.waiting for each in tables]).astype(np.int64)
     last, decoding, most = int(tokens.max()), np.arange(len(tables)), int(waiting.max()) + 1
     chances = _side_by_side([np.array(law.chances(count)) for law, count in zip(laws, tokens.tolist(), strict=True)])
@@ -161,13 +232,18 @@ def _forward(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> tuple[Floa
     reached = np.cumprod(kept, axis=2)
     before = np.concatenate([np.ones_like(reached[:, :, :1]), reached[:, :, :-1]], axis=2)
     ends, whole = np.where(inside, before * (1 - kept), 0.0), reached[:, :, -1] * (position[:, 0] < tokens - 1)
+    first_drafted = place == waiting[:, :, None]  # the first that is drafted meanwhile
+    took = np.where(first_drafted, time[FIRST_REJECTED, :, :, None], time[WAITING_REJECTED, :, :, None])
     found = np.zeros((2, 2, last + most, len(tables)))  # mass and first moment of the time; phase; position; decoding
     found[0, PRE, 0] = 1.0
     for start in range(last - 1):
-        spent = found[:, :, start].copy()
-        spent[1] += spent[0] * time[:, start]
-        found[:, PRE, start + 1 : start + 1 + most] += np.einsum("mpn,pkn->mkn", spent, ends[:, start])
+        mass, first = found[:, :, start]
+        rejecting, later = ends[:, start], slice(start + 1, start + 1 + most)
+        found[0, PRE, later] += (mass[:, None] * rejecting).sum(axis=0)
+        found[1, PRE, later] += ((first[:, None] + mass[:, None] * took[:, start]) * rejecting).sum(axis=0)
         for phase in PHASES:
-            found[:, POST, start + 1 + waiting[phase, start], decoding] += spent[:, phase] * whole[phase, start]
+            spent = np.stack([mass[phase], first[phase] + mass[phase] * time[KEPT, phase, start]])
+            found[:, POST, start + 1 + waiting[phase, start], decoding] += spent * whole[phase, start]
     started = np.where(np.arange(last)[:, None] < tokens, found[:, :, :last], 0.0)  # behind its end a decoding has no rounds
-    return started[0], started[1]
+    ending = np.stack([np.where(first_drafted, 0.0, ends).sum(axis=2), np.where(first_drafted, ends, 0.0).sum(axis=2)])
+    return started[0], started[1], ending
