@@ -15,8 +15,14 @@ from model.steps import GREEDY, SAMPLED, Commit, Forward, LayerSpan, Read, Steps
 class Parameters(MethodParameters):
     """Parameters of plain decoding.
 
-    `layers`: layers of the model. `sampled`: sample tokens instead of greedy decoding. `sequences`: sequences of a full batch; the
-    time is the same for every value of `batching`.
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    sampled
+        Sample tokens instead of greedy decoding.
+    sequences
+        Sequences of a full batch; the time is the same for every value of `batching`.
     """
 
     layers: int

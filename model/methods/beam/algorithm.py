@@ -38,13 +38,26 @@ MAX_BEAMS = 1000
 class Parameters(MethodParameters):
     """Parameters of speculative beam search.
 
-    `layers`: layers of the target. `draft_length`: drafted steps per round (gamma). `beams`: hypotheses (k). `rule`: `exact` or
-    `per-beam`. `draft_beams`: hypotheses of the draft model (u), for rule `exact`; left out: k. `arrangement`: the hypotheses share
-    the passes of one unit (`batched`), have separate passes one after another on one unit (`sequential`), or each hypothesis has
-    its own unit with both models (`parallel`). Rule `exact` compares hypotheses at every step and needs `batched`. `draft_layers`:
-    layers of the draft model.
-
     Speed-ups are relative to greedy decoding of one sequence. Beam search without drafts is draft_length = 0.
+
+    Parameters
+    ----------
+    layers
+        Layers of the target model.
+    draft_length
+        Drafted steps per round (gamma).
+    beams
+        Number of hypotheses (k).
+    rule
+        `exact` or `per-beam`.
+    draft_beams
+        Hypotheses of the draft model (u), for rule `exact`. Left out: k.
+    arrangement
+        `batched`: the hypotheses share the passes of one unit. `sequential`: they have separate passes, one after another, on one
+        unit. `parallel`: each hypothesis has its own unit with both models. Rule `exact` compares hypotheses at every step and
+        needs `batched`.
+    draft_layers
+        Layers of the draft model. Its time is set by the scenario's `cost_ratio`, not by its depth.
     """
 
     layers: int

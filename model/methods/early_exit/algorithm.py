@@ -36,12 +36,28 @@ SURE = 0.5
 class Parameters(batching.StaticBatching):
     """Parameters of early exit.
 
-    `layers`: layers of the model. `measure` of confidence after a layer: `softmax`, the largest probability (computes logits after
-    the layer), or `state`, the similarity of the states before and after the layer. `first_check`: first layer after which a token
-    may leave. `threshold` (lambda): confidence at which a token leaves; `temperature` (tau), `decay` (`paper` or `code`) and
-    `longest` (N): its decay with the position. Leave these out if outcomes are hazards. `fill` of skipped layers: `propagate` or
-    `backfill`. `exit_layer`: one exit layer for all tokens, without checks. `sequences`: sequences of a full batch. `lengths`:
-    tokens of each sequence of static batches.
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    measure
+        Measure of confidence after a layer. `softmax`: the largest probability, which needs logits after the layer. `state`: the
+        similarity of the states before and after the layer.
+    first_check
+        First layer after which a token may leave.
+    threshold
+        Confidence at which a token leaves (lambda). Left out if outcomes are hazards.
+    temperature, decay, longest
+        Decay of the threshold with the position: temperature (tau), form (`paper` or `code`) and longest sequence (N). All three
+        or none.
+    fill
+        Keys and values of skipped layers: `propagate` or `backfill`.
+    exit_layer
+        One exit layer for all tokens, without checks.
+    sequences
+        Sequences of a full batch.
+    lengths
+        Tokens of each sequence of static batches, if they differ; the largest equals the scenario's `tokens`.
     """
 
     layers: int

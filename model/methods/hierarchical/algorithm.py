@@ -37,11 +37,23 @@ READINGS = ("literal", "reuse", "bonus", "recursive")
 class Parameters(DraftModel):
     """Parameters of hierarchical decoding.
 
-    `layers`: layers of the large model. `draft_length`: tokens that the medium model offers to the large one per round (gamma);
-    except for `recursive` also the draft length of the small model. `reading`: `literal`, `reuse`, `bonus` or `recursive`.
-    `inner_draft_length`: for `recursive`, draft length of the small model. `sampled`: sample tokens instead of greedy decoding.
-    `placement`: `colocated` (all models share a unit) or `separate`. `draft_layers`, `medium_layers`: layers of the small and the
-    medium model; their times are set by the scenario's `cost_ratio` and `medium_cost_ratio`.
+    Parameters
+    ----------
+    layers
+        Layers of the large model.
+    draft_length
+        Tokens that the medium model offers to the large one per round (gamma); except for `recursive` also the draft length of the
+        small model.
+    reading
+        `literal`, `reuse`, `bonus` or `recursive`.
+    inner_draft_length
+        Draft length of the small model, for `recursive` only.
+    sampled
+        Sample tokens instead of greedy decoding.
+    placement
+        `colocated`: all models share a unit; `separate`: each has its own unit.
+    draft_layers, medium_layers
+        Layers of the small and the medium model. Their times are set by the scenario's `cost_ratio` and `medium_cost_ratio`.
     """
 
     layers: int

@@ -41,11 +41,27 @@ Table 4 supports `half-up` if the decay starts after 60 tokens, the longest prom
 class Parameters(batching.StaticBatching):
     """Parameters of SkipDecode.
 
-    `layers`: layers of the model. `min_layers`, `max_layers`: layers at the end and at the start of the schedule. `prompt`,
-    `sequence_length`: positions where the schedule starts and ends: the longest prompt, and the longest sequence including its
-    prompt. `warm_up`: first layers that every token runs. `power`: 1 is the linear schedule. `rounding` to whole layers: `half-up`,
-    `half-even`, `floor` or `ceil`. `sequences`: sequences of a full batch. `lengths`: tokens of each sequence of static batches,
-    in their order; the largest equals the scenario's `tokens` and is at most sequence_length - prompt.
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    min_layers, max_layers
+        Layers of a token at the end and at the start of the schedule.
+    prompt
+        Position where the schedule starts: the longest prompt.
+    sequence_length
+        Position where the schedule ends: the longest sequence, including its prompt.
+    warm_up
+        First layers that every token runs.
+    rounding
+        Rounding of the schedule to whole layers: `half-up`, `half-even`, `floor` or `ceil`.
+    power
+        Exponent of the schedule; 1 is linear.
+    sequences
+        Sequences of a full batch.
+    lengths
+        Tokens of each sequence of static batches, in their order, if they differ; the largest equals the scenario's `tokens` and is
+        at most sequence_length - prompt.
     """
 
     layers: int
