@@ -34,11 +34,24 @@ UNSURE, UNLIKELY = 0.5, 1.0
 class Parameters(DraftModel):
     """Parameters of Big Little Decoder.
 
-    `layers`: layers of the large model. `max_draft_length`: most tokens that the small model drafts in a row (G).
-    `fallback_threshold`: probability below which the small model falls back. `rollback_threshold`: cross-entropy above which the
-    large model rolls back [nats]. Leave both thresholds out if outcomes are rates. `variant`: `paper` or `code`. `exit_layer`: the
-    small model is the first layers of the large one; left out: a separate model. `placement`: `colocated` (both models share a
-    unit) or `separate`. `draft_layers`: layers of the small model.
+    Parameters
+    ----------
+    layers
+        Layers of the large model.
+    max_draft_length
+        Largest number of tokens that the small model drafts before the large model verifies them (G).
+    fallback_threshold
+        Probability below which the small model falls back. Left out if outcomes are rates.
+    rollback_threshold
+        Cross-entropy above which the large model rolls back [nats]. Left out if outcomes are rates.
+    variant
+        `paper` or `code`.
+    exit_layer
+        Layers of a small model that consists of the first layers of the large one. Left out: a separate small model.
+    placement
+        `colocated`: both models share a unit; `separate`: each has its own unit.
+    draft_layers
+        Layers of a separate small model. Its time is set by the scenario's `cost_ratio`, not by its depth.
     """
 
     layers: int

@@ -46,10 +46,20 @@ FORMS = ("literal", "eager", "nested", "flat")
 class Parameters(MethodParameters):
     """Parameters of Predictive Pipelined Decoding.
 
-    `layers`: layers of the model (d). `exit_layer`: layer after which the early head predicts (d-bar). `candidates`: most likely
-    tokens of the early head that are decoded in advance (k). `form`: `literal`, `eager`, `flat` or `nested`. `sampled`: sample the
-    final token instead of greedy decoding (Appendix B); the candidates are the most likely tokens in both cases. `batched`: one
-    unit decodes all candidates in one pass.
+    Parameters
+    ----------
+    layers
+        Layers of the model (d).
+    exit_layer
+        Layer after which the early head predicts (d-bar).
+    candidates
+        Number of candidates, the most likely tokens of the early head, that are decoded in advance (k).
+    form
+        `literal`, `eager`, `flat` or `nested`.
+    sampled
+        Sample the final token instead of greedy decoding (Appendix B); the candidates are the most likely tokens in both cases.
+    batched
+        One unit decodes all candidates in one pass.
     """
 
     layers: int

@@ -34,10 +34,22 @@ from model.steps import GREEDY, SAMPLED, Batch, Commit, Forward, LayerSpan, Read
 class Parameters(batching.StaticBatching, DraftModel):
     """Parameters of speculative decoding.
 
-    `layers`: layers of the target. `draft_length`: drafted tokens per round (gamma). `sampled`: sample tokens instead of greedy
-    decoding. `placement`: `colocated` (draft and target share a unit) or `separate`. `draft_layers`: layers of the draft model; its
-    time is set by the scenario's `cost_ratio`, not by its depth. `sequences`: sequences of a full batch, by default in continuous
-    batching. `lengths`: tokens of each sequence of static batches.
+    Parameters
+    ----------
+    layers
+        Layers of the target model.
+    draft_length
+        Drafted tokens per round (gamma).
+    sampled
+        Sample tokens instead of greedy decoding.
+    placement
+        `colocated`: draft and target share a unit; `separate`: each has its own unit.
+    draft_layers
+        Layers of the draft model. Its time is set by the scenario's `cost_ratio`, not by its depth.
+    sequences
+        Sequences of a full batch, by default in continuous batching.
+    lengths
+        Tokens of each sequence of static batches, if they differ; the largest equals the scenario's `tokens`.
     """
 
     layers: int
