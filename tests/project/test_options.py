@@ -804,9 +804,9 @@ EFFECTS: dict[str, dict[str, str]] = {
     "calibrate decode": {
         REACH: "--model --draft --medium --set --prompts --template --limit --tokens --sample --temperature --top-k --top-p --seed"
                " --dtype --device --threads --log --plain --processes --quiet",
-        "test_real_decoding.py::test_trained_heads_are_read": "--heads",
-        "test_real_decoding.py::test_every_method_decodes_and_says_what_it_did": "--prompt",
-        "test_real_decoding.py::test_the_text_comes_first_and_the_histogram_counts_every_round": "--json",
+        "test_real_decoding.py::test_trained_heads_are_used": "--heads",
+        "test_real_decoding.py::test_every_method_decodes_and_reports": "--prompt",
+        "test_real_decoding.py::test_report_begins_with_the_output_and_counts_every_round": "--json",
     },
     "calibrate log": {
         REACH: "--target --out --draft --heads --prompts --template --limit --prompt-tokens --tokens --sample --temperature --top-k"
@@ -814,9 +814,9 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_options.py::test_what_was_found_is_printed_and_is_the_document": "--json",
     },
     "calibrate rates": {
-        "test_position_logging.py::test_candidates_and_lengths_are_those_asked_for": "--candidates --lengths --json",
-        "test_position_logging.py::test_speed_ups_go_by_the_cost_ratio_that_is_said": "--cost-ratio",
-        "test_position_logging.py::test_rates_are_drawn_of_logs_of_ours_and_of_public_ones": "--drafter --figures",
+        "test_position_logging.py::test_candidates_and_lengths_are_those_of_the_options": "--candidates --lengths --json",
+        "test_position_logging.py::test_predicted_speed_ups_use_the_cost_ratio": "--cost-ratio",
+        "test_position_logging.py::test_figures_of_position_logs_and_public_logs": "--drafter --figures",
     },
     "calibrate quality": {
         REACH: "--out --model --draft --heads --set --sweep --prompts --template --limit --prompt-tokens --tokens --seed --dtype"
