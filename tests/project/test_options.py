@@ -738,8 +738,8 @@ METHODS = "test_options.py::test_methods_from_outside_hold_while_a_command_runs"
 TRACED = "test_trace.py::test_the_command_traces_the_decoding_that_is_asked_for"
 COMPARED = "test_run_comparison.py::test_the_command_line_compares_writes_and_keeps_a_page"
 LISTED = "test_outside_method.py::test_an_allowed_method_is_listed_and_is_in_the_schema"
-IMPORTED = "test_import_command.py::test_the_command_writes_what_the_function_reads"
-ELSEWHERE = "test_import_command.py::test_tables_of_vidur_may_lie_elsewhere"
+IMPORTED = "test_import_command.py::test_the_command_writes_the_profile_of_the_function"
+ELSEWHERE = "test_import_command.py::test_tables_of_vidur_may_be_in_other_folders"
 SECONDS = "test_milliseconds_for_seconds.py::test_importers_refuse_milliseconds_that_are_called_seconds"
 EFFECTS: dict[str, dict[str, str]] = {
     # Of each command, the tests that see an effect of its options.
@@ -776,7 +776,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--model --out --device --dtype --mode --widths --contexts --batches --busy --rounds --source --minutes --target"
                " --threads --resume --name --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_layers_command.py::test_the_document_says_the_same": "--json",
+        "test_layers_command.py::test_the_document_agrees_with_the_profile": "--json",
     },
     "calibrate links": {
         REACH: "--out --link --sizes --repeats --name --quiet", "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
@@ -821,7 +821,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     "calibrate quality": {
         REACH: "--out --model --draft --heads --set --sweep --prompts --template --limit --prompt-tokens --tokens --seed --dtype"
                " --device --threads --resume --quiet",
-        "test_output_quality.py::test_the_command_writes_rows_and_pictures": "--figures --json",
+        "test_output_quality.py::test_quality_command_writes_rows_and_figures": "--figures --json",
     },
     "calibrate run": {
         REACH: "--out --model --draft --medium --heads --set --sweep --forced --unit-kind --prompts --limit --prompt-tokens"
