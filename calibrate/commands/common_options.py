@@ -13,7 +13,9 @@ import typer
 
 from model.base.command_help import DocumentedCommand
 
-Template = Annotated[str | None, typer.Option(help="Prompt template: squad, cnn-dm, wmt or none; chat uses the model's own.")]
+Template = Annotated[
+    str | None, typer.Option(help="Prompt template: squad, cnn-dm, wmt, none, or chat (the model's chat template).")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the method.")]
 Sweep = Annotated[list[str] | None, typer.Option("--sweep", metavar="KEY=VALUES", help="Run a parameter at several values.")]
 HeldOut = Annotated[str | None, typer.Option(help="Prompts: a file or a data set. Default: the family's held-out code.")]

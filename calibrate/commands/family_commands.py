@@ -30,7 +30,7 @@ def train(
     ffn: Annotated[int | None, typer.Option(help="Feed-forward (intermediate) size.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Training epochs. Default: 3.")] = None,
     batch: Annotated[int | None, typer.Option(help="Batch size [windows]. Default: 8.")] = None,
-    length: Annotated[int | None, typer.Option(help="Window length [tokens] and most positions. Default: 512.")] = None,
+    length: Annotated[int | None, typer.Option(help="Window length [tokens] and number of positions. Default: 512.")] = None,
     rate: Annotated[float | None, typer.Option(help="Peak learning rate. Default: 0.006.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights and data order. Default: 0.")] = None,
     vocabulary: Annotated[int | None, typer.Option(help="Vocabulary size of the directory's tokenizer. Default: 1024.")] = None,
@@ -83,7 +83,7 @@ def train(
 def heads(
     model: Annotated[str, typer.Option(help="A directory, a model of the family (target), or OWNER/NAME of the hub.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="File. Default: heads.safetensors in the model's folder.")] = None,
-    settings: Annotated[str, typer.Option(help="Defaults: own, or paper (Table 4 of the paper on PPD).")] = "own",
+    settings: Annotated[str, typer.Option(help="Training settings: own, or paper (Table 4 of the PPD paper).")] = "own",
     layers: Annotated[str | None, typer.Option(help="Layers, comma-separated. Default: all but the last.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Training epochs. Default: 1; paper: 3.")] = None,
     batch: Annotated[int | None, typer.Option(help="Batch size [windows]. Default: 16; paper: 128.")] = None,

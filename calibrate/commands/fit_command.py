@@ -42,6 +42,7 @@ def roofline(
     For a new GPU, give --layer or --product: a few measured times adapt the bundled efficiencies, printed as keys of [cost].
 
     calibrate fit roofline data
+
     calibrate fit roofline --layer h100,llama-2-7b,1,177e-6
     """
     if layer or product:

@@ -22,13 +22,13 @@ _CANDIDATES = "1,3,5"
 
 @options.guarded
 def log(
-    target: Annotated[str, typer.Option(help="A directory, OWNER/NAME of the hub, family:target, or family.")],
+    target: Annotated[str, typer.Option(help="Target model: a directory, OWNER/NAME, family:target, or family.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="NAME.json of the log; its table goes to NAME.parquet.")],
     draft: Annotated[str | None, typer.Option(help="A draft model with the same tokenizer.")] = None,
     heads: Annotated[Path | None, typer.Option(help="Trained exit heads. Default: those in the target's folder.")] = None,
     prompts: options.HeldOut = None,
     template: options.Template = None,
-    limit: Annotated[int, typer.Option(help="Most prompts.")] = 200,
+    limit: Annotated[int, typer.Option(help="Maximum number of prompts.")] = 200,
     prompt_tokens: options.PromptTokens = 64,
     tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.")] = 64,
     sample: Annotated[bool, typer.Option("--sample", help="Sample tokens. Default: greedy.")] = False,
@@ -144,7 +144,7 @@ def rates(
     candidates: Annotated[str, typer.Option(help="Numbers of early candidates k.")] = _CANDIDATES,
     lengths: Annotated[str, typer.Option(help="Draft lengths gamma.")] = _GAMMAS,
     cost_ratio: Annotated[float, typer.Option(help="Draft pass / target pass, to predict speed-ups.")] = 0.1,
-    drafter: Annotated[str | None, typer.Option(help="Drafter of a public log: eagle, ngram, ...")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Drafter, required for a public log: eagle, ngram, ...")] = None,
     figures: Annotated[Path | None, typer.Option(help="Folder to draw figures into.")] = None,
     as_json: options.Json = False,
 ) -> None:

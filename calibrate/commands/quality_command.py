@@ -28,7 +28,8 @@ def quality(
     method: Annotated[str, typer.Argument(help="bild, skipdecode or early_exit.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="File of the rows, ending in .csv or .parquet.")],
     model: Annotated[
-        str, typer.Option(help="A directory, OWNER/NAME of the hub, or family:target. `family`: the bundled models for all roles.")
+        str,
+        typer.Option(help="Target model: a directory, OWNER/NAME, or family:target. `family`: the bundled models for all roles."),
     ] = "family",
     draft: Annotated[str | None, typer.Option(help="The small model of bild, with the same tokenizer.")] = None,
     heads: Annotated[str | None, typer.Option(help="Trained exit heads, or none. Default: those in the target's folder.")] = None,
@@ -36,7 +37,7 @@ def quality(
     sweep: options.Sweep = None,
     prompts: options.HeldOut = None,
     template: options.Template = None,
-    limit: Annotated[int, typer.Option(help="Most prompts.")] = 20,
+    limit: Annotated[int, typer.Option(help="Maximum number of prompts.")] = 20,
     prompt_tokens: options.PromptTokens = 64,
     tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt.")] = 48,
     seed: Annotated[int, typer.Option(help="Seed of the choice of prompts.")] = 0,

@@ -28,7 +28,7 @@ def run(
     out: Annotated[Path, typer.Option("-o", "--out", help="NAME.json of the measured runs; tables go to NAME.parquet.")],
     method: Annotated[str | None, typer.Argument(help="A method, if there is no --plan.")] = None,
     plan: Annotated[Path | None, typer.Option(help="A TOML file of methods, settings and prompts.")] = None,
-    model: Annotated[str | None, typer.Option(help="A directory, OWNER/NAME, family, or a preset shape with --forced.")] = None,
+    model: Annotated[str | None, typer.Option(help="Target: a directory, OWNER/NAME, family, or a shape with --forced.")] = None,
     draft: Annotated[str | None, typer.Option(help="The draft model, for methods that have one.")] = None,
     medium: Annotated[str | None, typer.Option(help="The medium model of hierarchical drafting.")] = None,
     heads: Annotated[str | None, typer.Option(help="Trained exit heads, or none. Default: those in the target's folder.")] = None,
@@ -36,13 +36,16 @@ def run(
     sweep: options.Sweep = None,
     forced: Annotated[
         list[str] | None,
-        typer.Option("--forced", metavar="RATE=VALUES", help="Draw outcomes at a rate: match_rate=0.3,0.7. none: no draws."),
+        typer.Option(
+            "--forced", metavar="RATE=VALUES",
+            help="Force outcomes, drawn at a rate: match_rate=0.3,0.7. none: for methods without random outcomes.",
+        ),
     ] = None,
     unit_kind: Annotated[
         str | None, typer.Option(help="Run units concurrently: as processes, or streams of one GPU. Default: in turn.")
     ] = None,
     prompts: Annotated[str | None, typer.Option(help="A file of prompts. Default: the family's held-out code.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Most prompts. Default: 3; 1 with --forced.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of prompts. Default: 3; 1 with --forced.")] = None,
     prompt_tokens: Annotated[int | None, typer.Option(help="Prompt length [tokens]. Default: 24.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens to generate per prompt. Default: 48.")] = None,
     repeats: Annotated[int | None, typer.Option(help="Repeats of each decoding. Default: 7.")] = None,

@@ -750,8 +750,8 @@ METHODS = "test_options.py::test_methods_from_outside_hold_while_a_command_runs"
 TRACED = "test_trace.py::test_the_command_traces_the_decoding_that_is_asked_for"
 COMPARED = "test_run_comparison.py::test_the_command_line_compares_writes_and_keeps_a_page"
 LISTED = "test_outside_method.py::test_an_allowed_method_is_listed_and_is_in_the_schema"
-IMPORTED = "test_import_command.py::test_the_command_writes_what_the_function_reads"
-ELSEWHERE = "test_import_command.py::test_tables_of_vidur_may_lie_elsewhere"
+IMPORTED = "test_import_command.py::test_the_command_writes_the_profile_of_the_function"
+ELSEWHERE = "test_import_command.py::test_tables_of_vidur_may_be_in_other_folders"
 SECONDS = "test_milliseconds_for_seconds.py::test_importers_refuse_milliseconds_that_are_called_seconds"
 EFFECTS: dict[str, dict[str, str]] = {
     # Of each command, the tests that see an effect of its options.
@@ -789,7 +789,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--model --out --device --dtype --mode --widths --contexts --batches --busy --rounds --source --minutes --target"
                " --threads --resume --name --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_layers_command.py::test_the_document_says_the_same": "--json",
+        "test_layers_command.py::test_the_document_agrees_with_the_profile": "--json",
     },
     "calibrate links": {
         REACH: "--out --link --sizes --repeats --name --quiet", "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
@@ -817,9 +817,9 @@ EFFECTS: dict[str, dict[str, str]] = {
     "calibrate decode": {
         REACH: "--model --draft --medium --set --prompts --template --limit --tokens --sample --temperature --top-k --top-p --seed"
                " --dtype --device --threads --log --plain --processes --quiet",
-        "test_real_decoding.py::test_trained_heads_are_read": "--heads",
-        "test_real_decoding.py::test_every_method_decodes_and_says_what_it_did": "--prompt",
-        "test_real_decoding.py::test_the_text_comes_first_and_the_histogram_counts_every_round": "--json",
+        "test_real_decoding.py::test_trained_heads_are_used": "--heads",
+        "test_real_decoding.py::test_every_method_decodes_and_reports": "--prompt",
+        "test_real_decoding.py::test_report_begins_with_the_output_and_counts_every_round": "--json",
     },
     "calibrate log": {
         REACH: "--target --out --draft --heads --prompts --template --limit --prompt-tokens --tokens --sample --temperature --top-k"
@@ -827,14 +827,14 @@ EFFECTS: dict[str, dict[str, str]] = {
         "test_options.py::test_what_was_found_is_printed_and_is_the_document": "--json",
     },
     "calibrate rates": {
-        "test_position_logging.py::test_candidates_and_lengths_are_those_asked_for": "--candidates --lengths --json",
-        "test_position_logging.py::test_speed_ups_go_by_the_cost_ratio_that_is_said": "--cost-ratio",
-        "test_position_logging.py::test_rates_are_drawn_of_logs_of_ours_and_of_public_ones": "--drafter --figures",
+        "test_position_logging.py::test_candidates_and_lengths_are_those_of_the_options": "--candidates --lengths --json",
+        "test_position_logging.py::test_predicted_speed_ups_use_the_cost_ratio": "--cost-ratio",
+        "test_position_logging.py::test_figures_of_position_logs_and_public_logs": "--drafter --figures",
     },
     "calibrate quality": {
         REACH: "--out --model --draft --heads --set --sweep --prompts --template --limit --prompt-tokens --tokens --seed --dtype"
                " --device --threads --resume --quiet",
-        "test_output_quality.py::test_the_command_writes_rows_and_pictures": "--figures --json",
+        "test_output_quality.py::test_quality_command_writes_rows_and_figures": "--figures --json",
     },
     "calibrate run": {
         REACH: "--out --model --draft --medium --heads --set --sweep --forced --unit-kind --prompts --limit --prompt-tokens"

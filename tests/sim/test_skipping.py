@@ -462,7 +462,7 @@ def test_exit_layers_follow_their_law(weights: list[int]) -> None:
 
 
 def test_laws_may_differ_by_position() -> None:
-    law = Depths(np.eye(3)[[0, 2, 1]], texts=2)
+    law = Depths(np.eye(3)[[0, 2, 1]], sequences=2)
     first, second = law.sample(iter([np.full((3, 1), 0.5), np.full((3, 1), 0.5)]))
     assert [*first[:, 0], *second[:, 0]] == [1, 1, 3, 3, 2, 2]
     assert near(law.mean(2), 2.0)
