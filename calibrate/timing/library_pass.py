@@ -283,7 +283,7 @@ class GraphPass(Pass):
         self.plain.replay()
 
     def run_watched(self, mark: Mark) -> None:
-        """Replay the pass with marks; they stay those of the first call, whatever `mark` is passed later."""
+        """Replay the pass with marks; later calls keep the `mark` of the first one."""
         if self.marked is None:
             self.marked = self.capture(self.model.watched(mark))
         self.marked.replay()

@@ -356,7 +356,7 @@ def test_diverging_training_is_reported_and_writes_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "tiny").exists()
 
 
-def test_texts_too_short_are_refused(read: corpus.Corpus) -> None:
+def test_too_short_text_is_refused(read: corpus.Corpus) -> None:
     model = make_model.begun(family.TINY, 300, family.RECIPE)
     some, none = np.zeros(500, np.int64), np.zeros(32, np.int64)
     with pytest.raises(ParameterError, match="at least batch\\*length\\+1=129 tokens, got 128"):

@@ -542,7 +542,7 @@ PARENT = """
             processes.Parallel(pool).run(workers.asking(), 1_000_000)
 
     if __name__ == "__main__":
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background has it ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for tests in the background
         main()
 """
 
