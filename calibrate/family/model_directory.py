@@ -360,7 +360,7 @@ def _crossing(folder: Path, name: str) -> bool:
     kind = config.get("model_type")
     if kind not in CONFIG_MAPPING:
         if "auto_map" in config:
-            what = f"model {name} is of type {checks.shown(kind)} and would run the model's own code (auto_map), which is never done"
+            what = f"model {name} is of type {checks.shown(kind)} and would run its own code (auto_map), which is never done"
             raise ParameterError(f"{what}; take a type that transformers supports")
         raise ParameterError(f"{CONFIG} of model {name} must have a model_type of transformers, got {checks.shown(kind)}")
     return bool(config.get("is_encoder_decoder"))

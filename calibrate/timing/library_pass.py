@@ -262,7 +262,7 @@ class GraphPass(Pass):
         cache: Any = StaticCache(config=self.model.decoder.body.config, max_cache_len=self.context + self.width)
         for layer in cache.layers:
             if layer.max_cache_len < self.context + self.width:  # a window's rows shift, which resetting the length cannot undo
-                window = f"cuda-graph goes up to the sliding window of {layer.max_cache_len} positions"
+                window = f"cuda-graph supports at most the sliding window of {layer.max_cache_len} positions"
                 raise ParameterError(f"{window}, got {self.context} + {self.width}; take mode eager")
         return EncoderDecoderCache(cache, DynamicCache()) if self.model.architecture.crossing else cache
 

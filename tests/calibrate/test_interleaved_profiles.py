@@ -137,7 +137,7 @@ def test_session_makes_profiles_of_the_runs_decoders(
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"widths": ()}, "widths must be at least one number, got none"),
+    ({"widths": ()}, "widths must have at least one number, got none"),
     ({"contexts": (-1,)}, "contexts must be between 0 and 1000000, got -1"),
     ({"rounds": 0}, "rounds must be between 1 and 1000, got 0"),
     ({"repeats": 0}, "repeats must be between 1 and 1000, got 0"),

@@ -100,7 +100,7 @@ def test_interrupted_run_resumes(
     assert before.count("\n") == 3
     with rows.open("a") as file:  # killed in the middle of a line
         file.write('{"kind": "point", "mode": "ea')
-    assert "is there already; --resume goes on with it" in call(*arguments, code=2).stderr
+    assert "is there already; --resume continues it" in call(*arguments, code=2).stderr
     timed.clear()
     call(*arguments, "--resume")
     assert [(point.width, point.context) for point in timed] == [(1, 8), (2, 8)]
@@ -148,13 +148,13 @@ def test_lost_device_ends_the_run_and_keeps_the_rows(
     failing(monkeypatch, 2, RuntimeError("CUDA error: device-side assert triggered\nmore"))
     done = call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), code=1)
     assert done.stderr.count("failed:") == 3  # the second of four points
-    assert done.stderr.count("the device was lost before it") == 2
+    assert done.stderr.count("not reached, because the device was lost") == 2
     assert profile_files.load(tmp_path / "out" / "cpu-tiny-llama.json").rows("layer").height == 1
 
 
 def test_points_after_the_last_minute_are_reported(config: Callable[..., str], tmp_path: Path) -> None:
     done = call("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"), "--minutes", "0", code=1)
-    assert done.stderr.count("the minutes were spent before it; --resume with more of them") == 4
+    assert done.stderr.count("not reached within the minutes; --resume with more --minutes") == 4
     assert not (tmp_path / "out" / "cpu-tiny-llama.json").exists()
 
 
@@ -295,7 +295,7 @@ def test_incomplete_rows_refuse_only_their_mode(
     written, refused = profile_from_timings.write(begun, ("eager", "cuda-graph", "interpreter"), out)
     assert written == {"eager": out / "cpu-tiny-llama.json"}
     assert refused == {
-        "cuda-graph": "its raw rows, in cpu-tiny-llama.jsonl, cannot be put together (KeyError('whole_us')); begin anew with "
+        "cuda-graph": "its raw rows in cpu-tiny-llama.jsonl make no profile (KeyError('whole_us')); start again with "
         "another -o"
     }
     assert begun.rows.rows[-1]["kind"] == "ceilings"

@@ -153,7 +153,7 @@ def test_failed_link_is_reported_and_the_others_are_written(tmp_path: Path, monk
     found = transfers.time_links(tmp_path, sizes=(8,))
     assert found.failed == {"gloo": "RuntimeError: no answer"}
     assert [*found.profiles] == ["shared-memory"]
-    for wrong, said in (({"sizes": ()}, "sizes must be at least one number, got none"), ({"sizes": (8, 8)}, "different numbers"),
+    for wrong, said in (({"sizes": ()}, "sizes must have at least one number, got none"), ({"sizes": (8, 8)}, "different numbers"),
                         ({"sizes": (0,)}, "size must be"), ({"repeats": 0}, "repeats must be"), ({"name": "a b"}, "name must be"),
                         ({"links": ("nccl",)}, "nccl is not available"), ({"links": ("tin",)}, "unknown link 'tin'")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
