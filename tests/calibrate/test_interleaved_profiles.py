@@ -116,7 +116,7 @@ def test_session_makes_profiles_of_the_runs_decoders(
     assert ran > 2 * 4 * 2
     for role, name in (("target", "cpu-family-medium"), ("draft", "cpu-family-draft")):
         found = profile_files.load(tmp_path / f"{name}-interpreter.json")
-        assert found.notes[0].startswith("weights are its own; of the repeats of a round the mean counts")
+        assert found.notes[0].startswith("weights are its own; times are means over the repeats of a round")
         assert found.shape["layers"] == decoders[role].layers
         there = {
             "layer",

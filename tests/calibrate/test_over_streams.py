@@ -303,7 +303,7 @@ def child() -> Steps:
     ("steps", "said"),
     [
         (ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as the algorithm starts .*, got 2 str"),
-        (joining(Forward("target", (5, 6), 2, LayerSpan(0, LAYERS), tree=(-1, 0))), "only plain passes of one sequence; .* uses others"),
+        (joining(Forward("target", (5, 6), 2, LayerSpan(0, LAYERS), tree=(-1, 0))), "only plain passes of one sequence"),
         (joining(child()), "units must be more, as the algorithm has more processes at once, got 2 streams; make more of them"),
         (ppd.decode(ppd.Parameters(6, 3, 1), [3], 8), "layers of the target must be 5, as llama target has, got at least 6"),
         (speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "only the target, .* uses the draft"),

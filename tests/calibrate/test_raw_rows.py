@@ -344,7 +344,7 @@ def test_profile_records_model_machine_and_peaks(tmp_path: Path) -> None:
         {**HEADER, "passes": "cuda-graph", "weights": "its own"}, [passed()], "interpreter", "some", raw
     )
     assert (told.mode, told.engine) == ("cuda-graph", "decodesim on transformers 5.15")
-    assert told.notes[0].startswith("weights are its own; of the repeats")
+    assert told.notes[0].startswith("weights are its own; times are means")
     # A known GPU has published peaks, which take precedence over measured ones.
     known = {**HEADER, "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 * 2**30, "dtype": "bfloat16", "device": "cuda:0"}
     made = profile_from_timings.profile_of(known, rows, "eager", "some", raw)
@@ -410,7 +410,7 @@ def test_raw_file_resumes_only_with_the_same_settings(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"is there already; --resume continues it"):
         timing_grid.RawTimings(path, header, resume=False)
     for key, value in {"model": "other", "dtype": "bfloat16", "threads": 4, "torch": "3", "source": 9, "name": "Other"}.items():
-        with pytest.raises(ParameterError, match=rf"timed with {key} .*, and this is {value}; begin anew"):
+        with pytest.raises(ParameterError, match=rf"timed with {key} .*, and this is {value}; start again"):
             timing_grid.RawTimings(path, header | {key: value}, resume=True)
     again = timing_grid.RawTimings(path, header | {"date": str(datetime.date(2027, 1, 1))}, resume=True)
     assert again.header["date"] == HEADER["date"]  # of the first measurement session
