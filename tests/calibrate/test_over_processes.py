@@ -537,9 +537,9 @@ PARENT = """
     from tests.support import workers
 
     def main():
-        with processes.started(workers.tiny("llama"), 3, 16) as pool:
+        with over_processes.started(workers.tiny("llama"), 3, 16) as pool:
             print(*pool.pids, flush=True)
-            processes.Parallel(pool).run(workers.asking(), 1_000_000)
+            over_processes.Parallel(pool).run(workers.asking(), 1_000_000)
 
     if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for tests in the background
