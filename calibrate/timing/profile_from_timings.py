@@ -202,7 +202,7 @@ def stem_of(model: str, device: str, passes: str = "eager") -> str:
 
 
 def called_name(stem: str, mode: str) -> str:
-    """Return the name of a mode's profile: every mode but eager is a suffix."""
+    """Return the name of a mode's profile: every mode but eager adds a suffix."""
     return stem + {"eager": "", "cuda-graph": "-graph"}.get(mode, f"-{mode}")
 
 

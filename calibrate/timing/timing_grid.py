@@ -39,7 +39,7 @@ class TimingGrid:
     def __post_init__(self) -> None:
         for name, least in (("widths", 1), ("contexts", 0), ("batches", 1), ("busy", 0)):
             values = getattr(self, name)
-            if not isinstance(values, tuple | list):  # what a plan's file holds may be anything
+            if not isinstance(values, tuple | list):  # a plan's file may hold any value
                 raise ParameterError(f"{name} must be a list of whole numbers, got {checks.shown(values)}")
             if not values:
                 raise ParameterError(f"{name} must have at least one number, got none")
@@ -152,7 +152,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return rows[0], rows[1:]
 
 
-# --- going over the grid ---
+# --- timing the grid ---
 
 
 @dataclass(frozen=True)

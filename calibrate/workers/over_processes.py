@@ -350,7 +350,7 @@ class Parallel(Real):
         self.work.forks += len(found)
 
     def _start_forked(self) -> None:
-        """Start the forked sub-processes, after their parent's next pass is posted so that they can follow it."""
+        """Start the forked sub-processes; they can follow a pass that their parent has posted since the fork."""
         forked, self.forked = self.forked, []
         if not forked:
             return
