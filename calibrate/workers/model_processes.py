@@ -9,6 +9,10 @@ drafts while it verifies:
         run = OverModels(models, record=True)
         work = run.run(pearl.decode(pearl.Parameters(12, 3, draft_layers=2), prompt, 64), 64)
 
+A stop takes effect as in one process: when the same number of layers has run elsewhere, not by the clock. So drafts of PEARL that a
+rejection stops (`draft_stop = "rejection"`) make the same passes here as there, and the tokens are the same; times are those of a
+stop by the clock only if a layer takes the same time in both models.
+
 A worker keeps the cache rows of one chain of processes: each pass must continue from the rows of the previous one. Rows are never
 copied between processes, and several sub-processes of one model, as in beam search, are refused.
 `calibrate.workers.over_processes` runs one model on several units, and copies rows between them.

@@ -188,5 +188,5 @@ def test_texts_that_draft_along_have_room_for_it() -> None:
 
 def test_models_are_asked_about_one_text_at_a_time() -> None:
     table = {"draft_length": 2, "sequences": 2, "batching": "static"}
-    with pytest.raises(ParameterError, match="sequences must be 1, as one is decoded at a time, got 2 sequences"):
+    with pytest.raises(ParameterError, match="sequences must be 1, as real models decode one at a time, got 2 sequences"):
         real_decoding.decode("speculative", models_of("speculative", table), (1, 2), 8, table)

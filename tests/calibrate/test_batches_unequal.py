@@ -377,7 +377,7 @@ def test_rows_are_adopted_only_right_after_those_held(mine: int, theirs: int, at
     for rows, count in ((own, mine), (other, theirs)):
         kept = torch.arange(float(count)).reshape(1, 1, -1, 1)
         rows.layers[0].write(kept, kept)
-    with pytest.raises(RuntimeError, match=f"rows at position {at} cannot be taken over: {theirs} there, {mine} here"):
+    with pytest.raises(RuntimeError, match=f"the row at position {at} cannot be copied: {theirs} rows there, {mine} here"):
         own.adopt(other, at, 1)
 
 

@@ -105,8 +105,8 @@ def test_profiles_of_another_mode_are_refused(made: tuple[Path, measured_runs.Me
     assert eager.mode == "eager"  # as in older files without the mode
     wrong = run_comparison.mismatches(eager, timed)
     assert len(wrong) == 2
-    assert wrong[0].startswith("mode must be eager, as of the runs, got cuda-graph in cpu-model-graph-interpreter")
-    with pytest.raises(ParameterError, match="mode must be eager, as of the runs"):
+    assert wrong[0].startswith("mode must be eager, as in the runs, got cuda-graph in cpu-model-graph-interpreter")
+    with pytest.raises(ParameterError, match="mode must be eager, as in the runs"):
         run_comparison.compare(eager, timed)
     with pytest.raises(ParameterError, match="unknown mode 'quick'"):
         measured_runs.MeasuredRuns(found.log, found.table, found.about | {"mode": "quick"})

@@ -365,7 +365,7 @@ def test_heads_command_trains_heads(folder: Path, tmp_path: Path) -> None:
         ("--settings papers", "unknown settings 'papers'; did you mean paper?"),
         ("--layers 3", "layer must be between 1 and layers-1=2, got 3"),
         ("--labels texts", "unknown labels 'texts'; did you mean text?"),
-        ("--layers 1,b", "layers must be whole numbers"),
+        ("--layers 1,b", "layers must be comma-separated whole numbers"),
         ("--rate -1", "rate must be at least 0, got -1"),
         ("--seed 99999999999999999999", "seed must be between 0 and 9223372036854775807, got 99999999999999999999"),
         ("--batch 0", "batch must be at least 1"),
@@ -406,8 +406,8 @@ def test_model_of_a_cut_library_requires_no_text(
         return capsys.readouterr().err
 
     assert noted(little.checksum, True) == noted(library.checksum, True) == noted(library.checksum, False) == ""
-    assert "mine was trained on a little of the text alone" in noted(little.checksum, False)
-    assert "mine was trained on other text than the library" in noted("of another Python", True)
+    assert "mine was trained with --quick, on a small part of the text" in noted(little.checksum, False)
+    assert "mine was not trained on the library" in noted("of another Python", True)
 
 
 def test_every_command_refuses_a_missing_model(tmp_path: Path) -> None:
@@ -419,4 +419,4 @@ def test_help_has_examples_and_current_defaults() -> None:
     assert "calibrate heads --model target" in said
     for name in ("epochs", "batch", "length", "rate"):
         own, paper = (getattr(exit_heads.SETTINGS[each], name) for each in ("own", "paper"))
-        assert f"Default: {own:g}; of the paper: {paper:g}." in said, name
+        assert f"Default: {own:g}; paper: {paper:g}." in said, name

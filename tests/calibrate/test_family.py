@@ -741,7 +741,7 @@ def test_train_command_writes_models_and_resumes(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ("--role targte", "unknown role 'targte'; did you mean target?"),
-        ("--layers 3", "layers, hidden and ffn must be given all three"),
+        ("--layers 3", "layers, hidden and ffn must be given together"),
         ("--role a,b --layers 1 --hidden 32 --ffn 32", "role must be one name"),
         ("--role ../a --layers 1 --hidden 32 --ffn 32", "role must be one name"),
         ("--role a --layers 1 --hidden 33 --ffn 32", "hidden must be a multiple of 32, the size of a head, got 33"),
@@ -792,7 +792,7 @@ def test_text_other_than_the_bundled_familys_is_noted(kept: Path, monkeypatch: p
     shutil.copytree(kept, tmp_path / "target")
     monkeypatch.setattr(model_directory, "MODELS", tmp_path)
     assert family_commands._note(found) == "note: the text is that of the bundled family"
-    assert "weights and losses will be others" in family_commands._note(corpus.standard_library())
+    assert "weights and losses will differ" in family_commands._note(corpus.standard_library())
 
 
 def test_help_has_examples_and_current_defaults() -> None:

@@ -43,7 +43,7 @@ def test_a_time_is_held_against_memory_arithmetic_and_a_hundredth_of_both() -> N
         "t.csv: row 6, column t: 9.999e-05 s would be 1.1e+14 operations/s, above the 1.1e+14 operations/s of the arithmetic of "
         f"made-up{also}{behind}"
     )
-    assert "0 s would be no time at all, above" in judged(0.0, operations=11e9)
+    assert "0 s would be zero time, above" in judged(0.0, operations=11e9)
     # A hundredth of both, one after the other: 3 ms and 11 ms, and .1 ms a launch.
     for most, launches in ((3e-3 + 11e-3 + 1e-4, 1), (3e-3 + 11e-3 + 5e-4, 5)):
         more: dict[str, Any] = {"moved": 30e6, "operations": 11e9} | ({"launches": launches} if launches > 1 else {})

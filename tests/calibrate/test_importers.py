@@ -185,15 +185,15 @@ WHOLE: dict[str, dict[str, Any]] = {
         "engine": "Sarathi (profiled by Vidur)", "provenance": "measured", "dtype": "bfloat16", "facts": {},
         "errors": {"dense": 0.0612, "embedding": 0.0506, "attention": 0.0, "step": 0.0, "send": 0.0, "all_reduce": 0.0},
         "notes": (
-            "dense: sum of the medians of a layer's operations, as Vidur sums them: of its two sums one, the other runs untimed; "
-            "low and high are quartiles that go with sums of deviations",
+            "dense: sum of the medians of a layer's operations, as Vidur sums them, with one of two additions (the other is not "
+            "timed); low and high are quartiles from the sums of standard deviations",
             "times were rounded to 1 us",
             "dense: at 1 of 5 points the time falls by more than 5%, by 11% at tokens 8",
-            "attention: with attn_input_reshape, attn_kv_cache_save, attn_output_reshape; passes of several tokens are prompt "
-            "passes of one text",
-            "attention: saving keys and values of many tokens of one text grows with them; it was measured so",
-            "step: schedule, prepare_inputs_e2e, sampler_launch, process_model_outputs, medians, on Vidur's host; smaller batches "
-            "than 8 take what that one takes",
+            "attention: includes attn_input_reshape, attn_kv_cache_save, attn_output_reshape; passes of several tokens are "
+            "prefills of one sequence",
+            "attention: the measured time of saving keys and values grows with the tokens of a sequence",
+            "step: schedule, prepare_inputs_e2e, sampler_launch, process_model_outputs, medians, on Vidur's host; batches below 8 "
+            "take as long as 8",
             "send, all_reduce: between devices of one node; medians of repeats",
         ),
         "sources": [
@@ -322,7 +322,7 @@ BAD = [
     (DECODE, swap("4,32,8,128,4095", "64,32,8,128,4095"), "row 6, column latency: 4e-05 s would be 2.68e+13 bytes/s"),
     (DENSE, swap("gate_up_proj,8,252", "gate_up_proj,8,25.2"), "row 10, column time_us: 2.52e-05 s would be 9.32e+12 bytes/s"),
     (SEQUENCE, swap("lm_head,8,1114", "lm_head,8,111.4"), "per_sequence.csv: row 2, column time_us"),
-    (SEQUENCE, swap("lm_head,8,1114", "lm_head,8,0"), "per_sequence.csv: row 2, column time_us: 0 s would be no time at all"),
+    (SEQUENCE, swap("lm_head,8,1114", "lm_head,8,0"), "per_sequence.csv: row 2, column time_us: 0 s would be zero time"),
     (ATTENTION, swap("0,0,8,1024,45.0", "0,0,800,1024,45.0"), "attention.csv: row 3, column time_us"),
     (ATTENTION, swap("16,0,0,0,12.0", "4096,0,0,0,12.0"), "operations/s of the arithmetic of rtx-4090"),
 ]  # fmt: skip
@@ -569,7 +569,7 @@ def test_a_part_of_a_pass_that_takes_no_time_in_total_is_refused(folder: Path, f
             stands = [name for name in table.columns if name.endswith("median")]
             table = table.with_columns(pl.when(pl.int_range(pl.len()) == 1).then(0.0).otherwise(pl.col(stands)).name.keep())
         table.write_csv(each)
-    message = f"{file}.csv: row 2, column {column}: the pass takes no time in total; it must take some"
+    message = f"{file}.csv: row 2, column {column}: the total time of the pass must be above 0 s, got 0"
     with pytest.raises(ParameterError, match=f"^{re.escape(message)}$"):
         vidur.read(folder / "vidur", model="gpt2", gpu="a100")
 
@@ -577,7 +577,7 @@ def test_a_part_of_a_pass_that_takes_no_time_in_total_is_refused(folder: Path, f
 def test_a_pass_that_takes_no_time_at_all_is_refused(folder: Path) -> None:
     path = folder / "vidur" / "network" / "send_recv.csv"
     swap("0.0010,0.006", "0.0010,0.000")(path)
-    with pytest.raises(ParameterError, match=r"send_recv.csv: row 1, column .*: the pass takes no time in total"):
+    with pytest.raises(ParameterError, match=r"send_recv.csv: row 1, column .*: the total time of the pass must be above 0 s"):
         from_vidur(folder)
 
 
@@ -622,7 +622,7 @@ def test_a_step_is_of_the_model_that_a_name_holds_letter_by_letter(folder: Path)
         if there:
             assert times(vidur.read(folder / "vidur", model=str(mine), gpu="a100"), "step") == {(8,): 39600.0}
             continue
-        listed = "no row of Mine-1.5; there are a/mine-1x5, b; a model of a config.json is called after its folder"
+        listed = "no row of Mine-1.5; there are a/mine-1x5, b; a model of a config.json is named after its folder"
         with pytest.raises(ParameterError, match=f"^{re.escape(f'cpu_overheads.csv: column model_name: {listed}')}$"):
             vidur.read(folder / "vidur", model=str(mine), gpu="a100")
 
@@ -672,7 +672,7 @@ def test_attention_of_an_engine_that_rotates_says_so_and_others_of_a_table_are_l
     with pytest.raises(ParameterError, match="column window_size: no row of 0; there are "):
         from_aiconfigurator(folder, attention="trtllm/1.0")
     table.with_columns(latency=pl.lit(0.0)).write_parquet(path)
-    with pytest.raises(ParameterError, match="column latency: no row has a time; the file is not what it was"):
+    with pytest.raises(ParameterError, match="column latency: no row has a time; the format of the file has changed"):
         from_aiconfigurator(folder, attention="trtllm/1.0")
     shutil.rmtree(folder / "aiconfigurator/attention")
     with pytest.raises(ParameterError, match="attention: there is no such folder with ENGINE/VERSION in it; give the folder of"):
@@ -695,7 +695,7 @@ def test_a_folder_of_vidur_may_lack_prompts_a_step_or_a_direction(folder: Path) 
     assert made.table.filter(part="all_reduce").equals(whole.table.filter(part="all_reduce"))
     swap("time_stats.attn_kv_cache_save.median", "x")(where / "attention.csv")
     without = from_vidur(folder)
-    assert "attention: with attn_input_reshape, attn_output_reshape; passes of several" in "".join(without.notes)
+    assert "attention: includes attn_input_reshape, attn_output_reshape; passes of several" in "".join(without.notes)
     assert not any("saving keys and values" in note for note in without.notes)
     small = transformer.preset("phi-2")
     table = pl.read_csv(where / "mlp.csv").head(1).with_columns(

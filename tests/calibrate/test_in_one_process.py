@@ -53,6 +53,9 @@ EXACT: dict[str, tuple[Any, Any]] = {
     **{f"speculative {gamma}": (speculative, speculative.Parameters(LAYERS, gamma, **SMALL)) for gamma in (0, 1, 3, 50)},
     **{f"pearl {gamma}": (pearl, pearl.Parameters(LAYERS, gamma, **SMALL)) for gamma in (1, 3, 50)},
     **{
+        f"pearl {gamma} stopped": (pearl, pearl.Parameters(LAYERS, gamma, **SMALL, draft_stop="rejection")) for gamma in (3, 50)
+    },
+    **{
         f"adaptive {policy}": (adaptive, adaptive.Parameters(LAYERS, policy, max_draft_length=6, **SMALL, **more))
         for policy, more in (
             ("heuristic", {}), ("confidence", {"confidence_threshold": 0.3}), ("gradient", {"believed_cost_ratio": 0.1}),
@@ -512,7 +515,7 @@ def test_models_of_different_vocabularies_are_refused() -> None:
     other = LlamaForCausalLM(
         LlamaConfig(vocab_size=30, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     )
-    with pytest.raises(ParameterError, match="one vocabulary, got target 29, draft 30"):
+    with pytest.raises(ParameterError, match="the same vocabulary, got target 29, draft 30"):
         Real(real_models.decoders("llama") | {"draft": decoder_of(other, "other")})
 
 
@@ -524,7 +527,7 @@ def test_all_chances_are_left_where_nothing_is_cut() -> None:
 
 
 def test_a_text_longer_than_the_model_knows_is_refused() -> None:
-    with pytest.raises(ParameterError, match="at most 96 positions together, which gpt2 target knows, got 97"):
+    with pytest.raises(ParameterError, match="together must be at most 96 positions, the limit of gpt2 target, got 97"):
         run("gpt2", autoregressive, autoregressive.Parameters(LAYERS), [3] * 90, 20)
 
 
@@ -546,7 +549,7 @@ def test_how_long_a_text_would_be_is_that_of_its_furthest_position(given: dict[s
             given["tokens"]
         )
     else:
-        with pytest.raises(ParameterError, match=f"at most 96 positions together, which gpt2 target knows, got {length};"):
+        with pytest.raises(ParameterError, match=f"together must be at most 96 positions, the limit of gpt2 target, got {length};"):
             decoder.run(layers=LayerSpan(0, LAYERS), rows=two if "batch" in given else rows, **given)
 
 
@@ -595,13 +598,14 @@ class Choosing(Real):
         return found
 
 
-@pytest.mark.parametrize("method", ["speculative", "pearl", "adaptive", "hierarchical"])
+@pytest.mark.parametrize("method", ["speculative", "pearl", "pearl stopped", "adaptive", "hierarchical"])
 def test_the_law_of_sampled_texts_is_the_targets_by_enumeration(method: str) -> None:
     """All ways that chance could have gone, each with its probability: the texts have the target's law to rounding."""
     sampling, prompt, tokens = Sampling(top_k=3), [3, 4], 2
     choices: dict[str, tuple[Any, Any]] = {
         "speculative": (speculative, speculative.Parameters(LAYERS, 2, sampled=True, **SMALL)),
         "pearl": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL)),
+        "pearl stopped": (pearl, pearl.Parameters(LAYERS, 2, sampled=True, **SMALL, draft_stop="rejection")),
         "adaptive": (adaptive, adaptive.Parameters(LAYERS, "heuristic", sampled=True, **SMALL)),
         "hierarchical": (hierarchical, hierarchical.Parameters(LAYERS, 2, "reuse", sampled=True, **THREE)),
     }
@@ -708,7 +712,7 @@ def test_what_an_algorithm_must_not_read_or_hold_is_said() -> None:
 
     with pytest.raises(CacheError, match="target: a pass at position 2 is read, but projects no position"):
         Real({"target": target}).run(unread(), 1)
-    with pytest.raises(CacheError, match="target: a pass at position 2 is asked how its state changed, but compared none"):
+    with pytest.raises(CacheError, match="target: a pass at position 2 is read for saturation, but kept no earlier state"):
         Real({"target": target}).run(unread(heads=1), 1)
 
     run = target.run
@@ -750,10 +754,10 @@ def test_a_model_says_how_far_it_goes_and_what_begins_and_ends_its_texts() -> No
     assert of("t5", bos_token_id=1, decoder_start_token_id=0).start == 0
     assert of("t5", bos_token_id=1, ends=4).start == 4
     other = SimpleNamespace(config=SimpleNamespace(model_type="mamba"))
-    with pytest.raises(ParameterError, match="some is of architecture mamba, whose layers are not known here; known: gpt2, "):
+    with pytest.raises(ParameterError, match="some has the unsupported architecture mamba; supported: gpt2, "):
         transformers_adapter.decoder_of(other, "some")
     reads = real_models.model.__wrapped__("t5", 2)
-    with pytest.raises(RuntimeError, match="some has an encoder, which has read nothing yet"):
+    with pytest.raises(RuntimeError, match="some has an encoder, which has not read a text yet"):
         transformers_adapter.decoder_of(reads, "some").rows()
     assert transformers_adapter.run_layers(LayerSpan(2, 5)) == [2, 3, 4]
     whole = real_models.decoders("llama")["target"]

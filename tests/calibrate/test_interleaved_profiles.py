@@ -267,7 +267,7 @@ def test_refused_profile_keeps_the_runs(tmp_path: Path, monkeypatch: pytest.Monk
         "run": {"model": "family", "tokens": 2, "repeats": 1, "prompts": 1}, "method": [{"name": "autoregressive"}],
         "profile": {"widths": [1], "contexts": [0], "rounds": 1, "repeats": 1},
     })  # fmt: skip
-    with pytest.raises(ParameterError, match=r"runs\.json is written, but .* target could not be made: family-target is too fast"):
+    with pytest.raises(ParameterError, match=r"runs\.json is written, but .* no profile of the target: family-target is too fast"):
         run_command.measured(written, tmp_path / "runs.json", "cpu")
     assert measured_runs.load(tmp_path / "runs.json").table.height == 1
     assert (tmp_path / "cpu-family-target.jsonl").is_file()

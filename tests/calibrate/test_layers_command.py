@@ -94,7 +94,7 @@ def test_interrupted_run_resumes(
 
     monkeypatch.setattr(timing_grid, "measure", measure)
     arguments = ("layers", "--model", config(), *QUICK, "-o", str(tmp_path / "out"))
-    assert "with --resume goes on" in call(*arguments, code=130).stderr
+    assert "same command and --resume" in call(*arguments, code=130).stderr
     rows = tmp_path / "out" / "cpu-tiny-llama.jsonl"
     before = rows.read_text()
     assert before.count("\n") == 3
@@ -166,7 +166,7 @@ def test_negative_times_write_no_profile(
     model, out = config(intermediate_size=4096), str(tmp_path / "out")
     done = call("layers", "--model", model, *QUICK, "--dtype", "bfloat16", "--widths", "1,16", "-o", out, code=1)
     assert "no profile of mode eager was written: layer at width" in done.stderr
-    assert re.search(r"would be [\d.e+]+ FLOP/s, and h100 reaches [\d.e+]+ at most \(arithmetic\); look at the clock", done.stderr)
+    assert re.search(r"would be [\d.e+]+ FLOP/s, and h100 reaches [\d.e+]+ at most \(arithmetic\); check the clock", done.stderr)
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out" / "cpu-tiny-llama.json").exists()
     assert (tmp_path / "out" / "cpu-tiny-llama.jsonl").exists()
@@ -375,7 +375,7 @@ def test_errors_of_the_library_are_one_line(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(architectures.transformer, "from_config", refused)
     with pytest.raises(ParameterError) as caught:
         architectures.architecture(str(other))
-    assert str(caught.value) == f"tiny.json: transformers does not take it: one two {'x' * 292}"
+    assert str(caught.value) == f"tiny.json: transformers does not accept it: one two {'x' * 292}"
 
 
 def test_grid_beyond_learned_positions_is_refused_first(tmp_path: Path) -> None:
@@ -437,7 +437,7 @@ def test_times_above_a_measured_ceiling_are_kept_with_a_warning(
     # A hundred times faster is no kernel, but a wrong unit.
     table = found.table.with_columns(pl.col("time_s", "low_s", "high_s") / 100)
     profile_files.save(replace(found, name="wrong", table=table), out)
-    with pytest.raises(ParameterError, match=r"wrong\.json: layer at width 2, .*: more than 100 times that is a mistake; look at"):
+    with pytest.raises(ParameterError, match=r"wrong\.json: layer at width 2, .*: more than 100 times that is a mistake; check"):
         HardwareCost("profile", profile=str(out / "wrong.json"))
 
 
@@ -504,12 +504,12 @@ def test_companion_reports_that_it_cannot_build_its_model(tmp_path: Path, monkey
         (("--model", "llama-2-13c"), "unknown model 'llama-2-13c'; did you mean llama-2-13b?"),
         (("--model", "gone.json"), "there is no file gone.json"),
         (("--dtype", "float12"), "unknown dtype 'float12'; did you mean float"),
-        (("--widths", "a,b"), "widths must be whole numbers with commas between, such as 1,4,9, got 'a,b'"),
+        (("--widths", "a,b"), "widths must be comma-separated whole numbers, such as 1,4,9, got 'a,b'"),
         (("--widths", "-1"), "widths must be between 1 and 1000000, got -1"),
         (("--widths", "0"), "widths must be between 1 and 1000000, got 0"),
         (("--widths", "1,1"), "widths must be different numbers, got [1, 1]"),
         (("--contexts", "-4"), "contexts must be between 0 and 1000000, got -4"),
-        (("--batches", ""), "batches must be whole numbers"),
+        (("--batches", ""), "batches must be comma-separated whole numbers"),
         (("--busy", "-1"), "busy must be between 0 and 1000000, got -1"),
         (("--mode", "eagre"), "unknown mode 'eagre'; did you mean eager?"),
         (("--mode", "cuda-graph"), "mode cuda-graph needs a GPU, and the device is cpu"),
@@ -580,9 +580,9 @@ def test_only_names_of_the_hub_access_the_network(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ParameterError, match="unknown model"):
         architecture("nobody")
     assert asked == []
-    with pytest.raises(ParameterError, match=r"nobody/nothing could not be had from the hub: no network; give its config\.json"):
-        architecture("nobody/nothing")
-    assert asked == [("nobody/nothing", "config.json")]
+    with pytest.raises(ParameterError, match=r"owner/nothing could not be loaded from the hub: no network; give its config\.json"):
+        architecture("owner/nothing")
+    assert asked == [("owner/nothing", "config.json")]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_profile_whose_times_are_a_thousand_times_too_long_is_refused(name: st
     said = refused(["ls", "profiles", slower(name, 1000, tmp_path)])
     assert "mine.json: " in said
     assert "is too long" in said
-    assert "look at the unit" in said
+    assert "check the unit" in said
     assert "a hundredth of its peaks" in said
 
 
@@ -139,7 +139,7 @@ def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Pa
                 run_comparison.compare(found, clock)
             assert str(error.value) == (
                 f"row {late}, column seconds: must be at most {most:.3g}, a hundredth of the device's peaks and 0.0001 s"
-                f" an operation, got {said:.4g}; look at their unit"
+                f" an operation, got {said:.4g}; check the unit"
             )
 
 

@@ -50,9 +50,10 @@ def models() -> Iterator[ModelProcesses]:
     ("module", "parameters"),
     [
         *((pearl, pearl.Parameters(LAYERS, gamma, sampled=sampled, **SMALL)) for gamma in (1, 3, 8) for sampled in (False, True)),
+        *((pearl, pearl.Parameters(LAYERS, 8, sampled=sampled, **SMALL, draft_stop="rejection")) for sampled in (False, True)),
         (speculative, speculative.Parameters(LAYERS, 3, placement="separate", **SMALL)),
     ],
-    ids=[*(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8) for how in ("greedy", "sampled")), "speculative"],
+    ids=[*(f"pearl-{gamma}-{how}" for gamma in (1, 3, 8, "stopped") for how in ("greedy", "sampled")), "speculative"],
 )
 def test_decoding_equals_that_of_one_process(module: Any, parameters: Any, models: ModelProcesses, decoders: Any) -> None:
     for prompt, tokens in ((PROMPT, 24), ([7], 1)):

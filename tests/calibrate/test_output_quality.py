@@ -178,7 +178,7 @@ def test_what_was_finished_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         measured(tmp_path, "early_exit", settings, report=stop)
     assert not (tmp_path / "rows.parquet").exists()
-    with pytest.raises(ParameterError, match="broken off; go on with --resume"):
+    with pytest.raises(ParameterError, match="interrupted run; resume with --resume"):
         measured(tmp_path, "early_exit", settings)
     with pytest.raises(ParameterError, match="settings of another run: settings differs"):
         measured(tmp_path, "early_exit", settings[1:], resume=True)
@@ -244,16 +244,16 @@ def test_kept_texts_that_no_model_wrote_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.parts" / "plain.json"
     said = json.loads(path.read_text(encoding="utf-8"))
     first, *others = said["found"]
-    bound = f"up to {TOKENS} tokens below the vocabulary={VOCABULARY} and a time above 0 for each of 3 prompts; remove it and go on"
+    bound = f"up to {TOKENS} tokens below the vocabulary={VOCABULARY} and a time above 0 for each of 3 prompts"
     many: list[Any] = [[], [1] * (TOKENS + 1), [-1], [VOCABULARY]]
     wrong: list[Any] = [*({"tokens": each} for each in many), {"seconds": 0.0}]
     for found in [*([first | each, *others] for each in wrong), [*others], [*others, first | wrong[0]], [first, *said["found"]]]:
         path.write_text(json.dumps(said | {"found": found}), encoding="utf-8")
-        with pytest.raises(ParameterError, match=f"^rows.parts/plain.json must hold {bound}$"):
+        with pytest.raises(ParameterError, match=f"^rows.parts/plain.json must hold {bound}; remove it and resume$"):
             measured(tmp_path, "early_exit", settings, resume=True)
     for broken in ("{", "[]", "{}", json.dumps(said | {"found": 3}), json.dumps(said | {"asked": 3})):
         path.write_text(broken, encoding="utf-8")
-        with pytest.raises(ParameterError, match=r"^rows.parts holds plain.json, which cannot be read; remove it and go on$"):
+        with pytest.raises(ParameterError, match=r"^rows.parts holds plain.json, which cannot be read; remove it and resume$"):
             measured(tmp_path, "early_exit", settings, resume=True)
     # At the bounds they are taken: one token, the vocabulary's last.
     found = [first | {"tokens": [VOCABULARY - 1], "seconds": 1e-9}, *others]
@@ -294,7 +294,7 @@ def test_settings_are_all_combinations() -> None:
     assert output_quality.settings_of({"a": 1}, {"b": [1, 2], "c": [3, 4]}) == [
         {"a": 1, "b": b, "c": c} for b in (1, 2) for c in (3, 4)
     ]
-    with pytest.raises(ParameterError, match="a is fixed and swept"):
+    with pytest.raises(ParameterError, match="a is both fixed and swept"):
         output_quality.settings_of({"a": 1}, {"a": [1, 2]})
 
 
@@ -337,7 +337,7 @@ def test_the_command_writes_rows_and_pictures(family: Path, tmp_path: Path) -> N
         (["early_exit", "--model", "nowhere"], "model must be a directory"),
         (["bild", "--set", "fallback_threshold"], "--set must be KEY=VALUE"),
         (["bild", "--sweep", "=3"], "--sweep must be KEY=VALUES"),
-        (["bild", "--set", "max_draft_length=1", "--sweep", "max_draft_length=1,2"], "max_draft_length is fixed and swept"),
+        (["bild", "--set", "max_draft_length=1", "--sweep", "max_draft_length=1,2"], "max_draft_length is both fixed and swept"),
         (["bild", "--set", "fallback_treshold=1"], "did you mean fallback_threshold?"),
         (["bild", "--set", "max_draft_length=1", "--set", "max_draft_length=2"], "--set max_draft_length is given twice"),
         (["speculative"], "method must be lossy, one of bild, early_exit, skipdecode, got speculative"),

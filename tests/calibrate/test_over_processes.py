@@ -270,10 +270,10 @@ def test_layers_of_the_main_process_share_the_rest_of_its_passes() -> None:
 def test_unsupported_models_are_refused() -> None:
     with pytest.raises(ParameterError, match="heads are trained for a model's weights"):
         Replica("{}", random=1, heads="heads.safetensors")
-    with pytest.raises(ParameterError, match="spread is of random weights"):
+    with pytest.raises(ParameterError, match="spread is used only with random weights"):
         Replica("family:target", spread=2.0)
     for said in ("{", '{"model_type": "none"}', '{"layers": 3}'):
-        with pytest.raises(ParameterError, match="model is no configuration that transformers takes"):
+        with pytest.raises(ParameterError, match="model must be a configuration that transformers accepts"):
             Replica(said, random=0).load()
 
 

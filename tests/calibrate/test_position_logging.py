@@ -328,7 +328,7 @@ def test_a_broken_off_log_goes_on_and_ends_as_a_whole_one(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2, report=stop)
     assert not out.exists()
-    with pytest.raises(ParameterError, match="broken off; go on with --resume"):
+    with pytest.raises(ParameterError, match="interrupted log; resume with --resume"):
         logging.make(out, said, decoders["target"], prompts, TOKENS, draft=decoders["draft"], group=2)
     with pytest.raises(ParameterError, match="parts of another log: seed differs"):
         logging.make(out, said | {"seed": 1}, decoders["target"], prompts, TOKENS, group=2, resume=True)
@@ -430,27 +430,27 @@ def test_tables_by_position_and_of_dependence_are_plain_counts() -> None:
     assert rows["mean_acceptance_length"][1:3] == (3, pytest.approx(played.accepted.mean() + 1))
     assert rows["mean_acceptance_length"][5] == played.accepted.size
     assert rows["tested"][6] <= rows["tested"][2] <= rows["tested"][7]
-    assert [row[0] for row in table("Acceptance by place").rows] == [1, 2, 3]
+    assert [row[0] for row in table("Acceptance by position in a draft").rows] == [1, 2, 3]
     assert sum(row[4] for row in table("Acceptance by output position").rows) == rows["tested"][5]
     at = [tuple(map(int, row[0].split("-"))) for row in table("Acceptance by output position").rows]
     assert [place for low, high in at for place in range(low, high + 1)] == [*range(1, TOKENS + 1)]
 
 
 TITLES = {
-    "Match rates (measured): the target's token is among k early candidates":
+    "Match rates (measured): the target's token is among the k early candidates":
         ("layer", "head", "k", "match_rate", "low", "high", "trials"),
     "Match rates at k=1 by output position (measured; common head)": ("layer", "1-3", "4-6", "7-9", "10-12"),
     "Are matches independent? (measured; common head)":
         ("layer", "k", "match_rate", "lag_1", "p_value", "runs_z", "p_value_", "spread"),
-    "Acceptance (measured; draft, 6 texts): alpha is accepted over tested; text_low and text_high know that texts differ":
+    "Acceptance (measured; draft, 6 sequences): alpha is accepted / tested; text_low and text_high: interval over sequences":
         ("accepted over", "gamma", "rate", "low", "high", "trials", "text_low", "text_high"),
-    "Tokens a round (measured), the target's own counted: every round weighs alike, or every sequence does":
+    "Tokens per round (measured, with the target's token): mean over rounds, and mean over sequences":
         ("gamma", "over_rounds", "low", "high", "over_sequences", "sequences_low", "sequences_high", "rounds",
          "half_of_rounds_from"),
-    "Acceptance by place in a draft of 3 (measured)": ("place", "rate", "low", "high", "trials"),
+    "Acceptance by position in a draft of 3 (measured)": ("place", "rate", "low", "high", "trials"),
     "Acceptance by output position, drafts of 3 (measured)": ("positions", "rate", "low", "high", "trials"),
-    "Are acceptances independent coins?": ("test", "gamma", "statistic", "p_value"),
-    "Error of independence: a prediction from the alpha of positions alone, at cost_ratio=0.2 (assumed)":
+    "Are acceptances independent (measured)?": ("test", "gamma", "statistic", "p_value"),
+    "Error of the i.i.d. prediction from alpha over positions, at cost_ratio=0.2 (assumed)":
         ("gamma", "alpha", "tokens predicted", "tokens seen", "error", "low", "high", "speed-up predicted", "speed-up seen"),
 }  # fmt: skip
 
@@ -471,9 +471,9 @@ def test_every_table_of_a_log_has_its_title_its_columns_and_numbers_from_the_rec
     (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     public = {table.title: table for table in rate_tables.of(str(tmp_path / "public.jsonl"), [1], [2, 3], 0.2, "mine")}
     none, *others = [*public]
-    assert none == "Answers whose lengths belong to another text: none of 6"
+    assert none == "Requests with lengths of another output: none of 6"
     assert (public[none].rows, public[none].notes) == ((), ())
-    assert [title.replace("mine, 6 requests", "draft, 6 texts") for title in others] == [*TITLES][3:]
+    assert [title.replace("mine, 6 requests", "draft, 6 sequences") for title in others] == [*TITLES][3:]
     assert [public[title].rows == ours[own].rows for title, own in zip(others, [*TITLES][3:], strict=True)].count(False) <= 1
 
     def rate(hits: float, trials: float) -> tuple[Any, ...]:
@@ -541,9 +541,9 @@ def test_a_table_is_printed_under_its_columns() -> None:
     assert ([*empty.lines()], empty.document()) == (["None"], {"title": "None", "rows": []})
 
 
-def test_acceptance_of_drawn_drafts_is_the_mean_of_two_columns() -> None:
+def test_acceptance_of_sampled_drafts_is_the_mean_of_two_columns() -> None:
     log = made(sampling=Sampling(temperature=2.0))
-    (drawn,) = (each for each in rate_tables.tables(log, [1], [1], 0.1) if each.title.startswith("Acceptance of drawn"))
+    (drawn,) = (each for each in rate_tables.tables(log, [1], [1], 0.1) if each.title.startswith("Acceptance of sampled"))
     for (_, rate, error, count), column in zip(drawn.rows, (log.column("overlap"), log.chances()), strict=True):
         values = np.concatenate(column)
         assert (rate, count) == (pytest.approx(values.mean()), values.size)
@@ -582,9 +582,9 @@ def test_rates_name_answers_of_other_texts_and_say_whose_rounds_they_are(tmp_pat
     assert (done.exit_code, done.stderr) == (0, "")
     other, means, error = (
         next(table for table in json.loads(done.stdout) if table["title"].startswith(title))
-        for title in ("Answers whose lengths", "Tokens a round", "Error of independence")
+        for title in ("Requests with lengths", "Tokens per round", "Error of the i.i.d.")
     )
-    assert other["title"] == "Answers whose lengths belong to another text: 2 of 10 (20%)"
+    assert other["title"] == "Requests with lengths of another output: 2 of 10 (20%)"
     assert other["rows"] == [{"id": "q2", "lengths": 6, "output_tokens": 7}, {"id": "q5", "lengths": 6, "output_tokens": 7}]
     row = means["rows"][1]
     assert (row["gamma"], row["rounds"], row["half_of_rounds_from"]) == (3, 9 * 3 + 80, 1)
@@ -592,7 +592,7 @@ def test_rates_name_answers_of_other_texts_and_say_whose_rounds_they_are(tmp_pat
     assert row["over_sequences"] == pytest.approx((9 * 2 + 1) / 10)
     assert row["low"] < row["over_rounds"] < row["high"]
     assert means["notes"] == [
-        "gamma=1: half of the rounds come from 1 of 10 sequences: few weigh most, and the mean over rounds is theirs"
+        "gamma=1: half of the rounds belong to 1 of 10 sequences: a few long ones dominate the mean over rounds"
     ]
     found = rates_from_logs.dependence(lengths, (1, 3), 0.0, 1, np.random.default_rng(0))
     assert [row["error"] for row in error["rows"]] == [row.error for row in found]
@@ -610,7 +610,7 @@ def test_speed_ups_go_by_the_cost_ratio_that_is_said(tmp_path: Path) -> None:
     for more, ratio in (([], 0.1), (["--cost-ratio", "0.4"], 0.4)):
         done = CliRunner().invoke(app, [*arguments, *more])
         assert (done.exit_code, done.stderr) == (0, "")
-        (error,) = (table for table in json.loads(done.stdout) if table["title"].startswith("Error of independence"))
+        (error,) = (table for table in json.loads(done.stdout) if table["title"].startswith("Error of the i.i.d."))
         assert error["title"].endswith(f"at cost_ratio={ratio:g} (assumed)")
         (expected,) = rates_from_logs.dependence(lengths, [3], ratio, 400, np.random.default_rng(0))
         (row,) = error["rows"]
@@ -651,8 +651,8 @@ def test_a_long_list_of_answers_is_cut_in_print_alone() -> None:
     ("arguments", "said"),
     [
         (["log", "--target", "nowhere", "-o", "x.json"], "model must be a directory"),
-        (["log", "--target", "target", "-o", "x.json", "--temperature", "2"], "temperature is of drawn texts"),
-        (["log", "--target", "target", "-o", "x.json", "--template", "squad"], "--template is used with --prompts alone"),
+        (["log", "--target", "target", "-o", "x.json", "--temperature", "2"], "temperature is used only with --sample"),
+        (["log", "--target", "target", "-o", "x.json", "--template", "squad"], "--template is used only with --prompts"),
         (["rates", "nowhere.json"], "there is no such file"),
         (["rates", "famly"], "unknown log"),
         (["rates", "nowhere.json", "--candidates", "0"], "candidates must be"),
@@ -718,7 +718,7 @@ def test_a_log_of_a_target_of_another_depth_is_refused(name: str, tmp_path: Path
     Path("s.toml").write_text(f"{SCENARIO}[[method]]\nlayers = {LAYERS + 1}\n{CHOICES[name]}")
     result = CliRunner().invoke(sim, ["run", "s.toml", "--no-figures", "--json"])
     assert result.exit_code == 2
-    assert f"method.layers must be {LAYERS}, as the target of the log has, got {LAYERS + 1}" in result.stderr
+    assert f"method.layers must be {LAYERS}, as in the log's target, got {LAYERS + 1}" in result.stderr
 
 
 def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -729,7 +729,7 @@ def test_a_rate_of_a_scenario_is_that_of_the_log(tmp_path: Path, monkeypatch: py
     position_log.save(log, "log.json")
     found = match_outcomes.RecordedMatches(log="log.json", head="common").outcome(ppd.Parameters(LAYERS, 3, 2), 8)
     assert found.rate == pytest.approx(np.stack(log.matches(3, 2))[:, :8].mean())
-    assert found.source == "measured: 6 of 6 texts of log.json"
+    assert found.source == "measured: 6 of 6 sequences of log.json"
     drafts = acceptance_outcomes.RecordedAcceptance(log="log.json").outcome(speculative.Parameters(LAYERS, 2), 8)
     assert drafts.rate == pytest.approx(np.stack(log.agreements())[:, :8].mean())
 
@@ -753,7 +753,7 @@ def test_lossy_drafts_need_a_log_of_a_draft(kind: str, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("layers = 5", "layers = 6"), "method.layers must be 5, as the target of the log has, got 6"),
+        (("layers = 5", "layers = 6"), "method.layers must be 5, as in the log's target, got 6"),
         (('head = "common"', 'head = "trained"'), "layer 3 has no trained head"),
         ((', head = "common"', ""), "head is required with a log"),
         (("log.json", "lag.json"), "lag.json: there is no such file"),
@@ -861,12 +861,12 @@ def test_models_of_other_vocabularies_and_prompts_that_are_none_are_refused(tmp_
     decoders = kin()
     draft = decoders["draft"]
     draft.vocabulary = VOCABULARY + 1
-    with pytest.raises(ParameterError, match=f"one vocabulary, got target {VOCABULARY}, draft {VOCABULARY + 1} tokens; draft with"):
+    with pytest.raises(ParameterError, match=f"same vocabulary, got target {VOCABULARY}, draft {VOCABULARY + 1} tokens; use a"):
         logging.logged(decoders["target"], PROMPTS, TOKENS, draft=draft)
     for prompts in ([], [[1], []]):
-        with pytest.raises(ParameterError, match="prompts must be at least one, and each of at least one token"):
+        with pytest.raises(ParameterError, match="prompts must hold at least one prompt, and each at least one token"):
             logging.make(tmp_path / "log.json", SAID, decoders["target"], prompts, TOKENS)
-    with pytest.raises(ParameterError, match=r"out must end in \.json, beside which the table comes to lie, got log\.parquet"):
+    with pytest.raises(ParameterError, match=r"out must end in \.json \(the table goes to \.parquet\), got log\.parquet"):
         logging.make(tmp_path / "log.parquet", SAID, decoders["target"], [[1]], TOKENS)
     assert not [*tmp_path.iterdir()]
 

@@ -353,7 +353,7 @@ def test_missing_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ("more", "said"),
     [
         (["--gpus", "cuda:0,cuda:1", "--unit-kind", "processes"], "gpus must begin with the device of the run, cpu, got cuda:0"),
-        (["--gpus", "cuda:0,cuda:1"], "gpus are those of processes, and no method has any; leave them out"),
+        (["--gpus", "cuda:0,cuda:1"], "gpus are for methods that run over processes, and none does; leave them out"),
     ],
 )
 def test_gpus_of_a_cpu_run_are_refused(more: list[str], said: str, tmp_path: Path) -> None:

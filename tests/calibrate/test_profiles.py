@@ -209,7 +209,7 @@ def test_what_is_said_of_files_is_read_from_their_list(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"^SOURCES.md, line 9: it must be ## repository · licence, got '## two LGPL'$"):
         bundled_profiles.origins(tmp_path)
     path.write_bytes(b"abc\xff")
-    with pytest.raises(ParameterError, match=r"^SOURCES.md: it is no text in UTF-8 \(byte 4\); restore it$"):
+    with pytest.raises(ParameterError, match=r"^SOURCES.md: it is not UTF-8 \(byte 4\); restore it$"):
         bundled_profiles.origins(tmp_path)
     with pytest.raises(ParameterError, match=f"must hold gpu and SOURCES.md, got {tmp_path.name}; name it, or set DECODESIM_DATA"):
         bundled_profiles.folder_of(tmp_path)

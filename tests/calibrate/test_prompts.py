@@ -151,7 +151,7 @@ def test_prompts_are_named_by_their_ids_or_numbers_and_the_row_where_they_begin(
 @pytest.mark.parametrize("column", ["id", "question_id"])
 def test_an_id_is_a_text_or_a_whole_number(tmp_path: Path, column: str, wrong: object) -> None:
     path = written(tmp_path, "p.json", [{column: wrong, "prompt": "x"}])
-    with pytest.raises(ParameterError, match=f"row 1: {column} must be a text or a whole number, got "):
+    with pytest.raises(ParameterError, match=f"row 1: {column} must be a string or a whole number, got "):
         load(path)
 
 
@@ -248,20 +248,20 @@ def test_without_a_network_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, e
 
     library(monkeypatch, load_dataset)
     reason = str(error).split("\n")[0] or type(error).__name__
-    with pytest.raises(ParameterError, match=rf"^data set squad cannot be had: {reason}; give a local file instead: a \.json"):
+    with pytest.raises(ParameterError, match=rf"^data set squad cannot be loaded: {reason}; give a local file instead: a \.json"):
         load("squad")
 
 
 def test_without_the_library_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ParameterError, match=r"^data set squad needs the datasets library, which is not here; install it, or"):
+    with pytest.raises(ParameterError, match=r"^data set squad needs the datasets library, not installed; install it, or"):
         load("squad")
 
 
 def test_a_file_comes_before_a_data_set_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("squad").write_text("x")
-    with pytest.raises(ParameterError, match=r"^squad: its form is not known by its suffix ''; known: \.json, \.jsonl,"):
+    with pytest.raises(ParameterError, match=r"^squad: unknown suffix ''; known: \.json, \.jsonl,"):
         load("squad")
 
 
@@ -278,9 +278,9 @@ BAD: list[tuple[str, object, dict[str, Any], str]] = [
     ("p.json", "[1, 2", {}, "it is not JSON: .*; known forms: a .json list"),
     ("p.json", "[" * 100_000, {}, "it is not JSON: brackets are nested too deeply"),
     ("p.json", '["' + "9" * 5 + '", ' + "9" * 5000 + "]", {}, "it is not JSON: Exceeds the limit"),
-    ("p.json", "3", {}, "it is JSON of another form, 3; known forms: a .json list"),
-    ("p.json", {"rows": [], "n": 1}, {}, "it is JSON of another form, an object with 'rows', 'n'; known forms"),
-    ("p.json", {}, {}, "it is JSON of another form, an object with no columns; known forms"),
+    ("p.json", "3", {}, "the form of the JSON is unknown, 3; known forms: a .json list"),
+    ("p.json", {"rows": [], "n": 1}, {}, "the form of the JSON is unknown, an object with 'rows', 'n'; known forms"),
+    ("p.json", {}, {}, "the form of the JSON is unknown, an object with no columns; known forms"),
     ("p.json", {"data": [{"title": "x"}]}, {}, r"data\[0\] has no paragraphs; in SQuAD's form data holds articles"),
     ("p.json", {"data": [3]}, {}, r"data\[0\] has no paragraphs"),
     ("p.json", {"data": [{"paragraphs": [{"context": 3}]}]}, {}, r"data\[0\].paragraphs\[0\] has no context"),
@@ -288,27 +288,27 @@ BAD: list[tuple[str, object, dict[str, Any], str]] = [
     ("p.json", {"data": [{"paragraphs": [{"context": "x", "qas": [{}]}]}]}, {}, r"paragraphs\[0\].qas\[0\] has no question"),
     ("p.json", {"data": [{"paragraphs": [{"context": " ", "qas": [{"question": "?"}]}]}]}, {}, r"qas\[0\]: context is empty"),
     ("p.jsonl", '{"prompt": "x"}\n\n{"prompt": "y"', {}, "row 3: it is not JSON: "),
-    ("p.jsonl", ["x", 3], {}, "row 2: it must be a text or an object, got 3"),
-    ("p.json", ["x", None], {}, "row 2: it must be a text or an object, got None"),
-    ("p.json", ["x", " \n"], {}, "row 2: text is empty; give it a text, or take the row out"),
+    ("p.jsonl", ["x", 3], {}, "row 2: it must be a string or an object, got 3"),
+    ("p.json", ["x", None], {}, "row 2: it must be a string or an object, got None"),
+    ("p.json", ["x", " \n"], {}, "row 2: text is empty; fill it, or remove the row"),
     ("p.jsonl", [{"prompt": "x"}, {"prompt": ""}], {}, "row 2: prompt is empty"),
-    ("p.jsonl", [{"prompt": "x"}, {"text": "y"}], {}, "row 2: column prompt is missing, got 'text'; every row must be"),
-    ("p.jsonl", [{"prompt": 5}], {}, "row 1: prompt must be a text, got 5"),
+    ("p.jsonl", [{"prompt": "x"}, {"text": "y"}], {}, "row 2: column prompt is missing, got 'text'; all rows must have"),
+    ("p.jsonl", [{"prompt": 5}], {}, "row 1: prompt must be a string, got 5"),
     ("p.jsonl", [{"title": "x"}], {}, "row 1: no column holds a prompt, got 'title'; known forms"),
     ("p.jsonl", [{}], {}, "row 1: no column holds a prompt, got no columns; known forms"),
     ("p.jsonl", [{"question": "x"}], {}, r"row 1: no column holds a prompt, got 'question' \(question alone is not SQuAD's\)"),
     ("p.jsonl", [SQUAD, {"id": 2, "context": "y"}], {}, "row 2: column question is missing, got 'id', 'context'"),
-    ("p.jsonl", [{"turns": []}], {}, r"row 1: turns must be a list of texts, at least one, got \[\]"),
+    ("p.jsonl", [{"turns": []}], {}, r"row 1: turns must be a non-empty list of strings, got \[\]"),
     ("p.jsonl", [{"turns": [" "]}], {}, r"row 1: turns\[0\] is empty"),
     ("p.jsonl", [{"turns": ["x"]}, {"prompt": "x"}], {}, "row 2: column turns is missing"),
     ("p.jsonl", [{"translation": "x"}], {}, "row 1: translation must be an object with en, got 'x'"),
     ("p.jsonl", [{"translation": {"fr": "x"}}], {}, "row 1: translation: column en is missing, got 'fr'"),
     ("p.jsonl", [{"id": 1, "prompt": "x"}, {"id": 1, "prompt": "y"}], {}, "ids must differ, got '1' in p.jsonl, row 1 and in p"),
-    ("p.jsonl", [{"id": True, "prompt": "x"}], {}, "row 1: id must be a text or a whole number, got True"),
-    ("p.jsonl", [{"id": "", "prompt": "x"}], {}, "row 1: id of a prompt must be a text that is not blank, got ''"),
-    ("p.json", '["\\ud83d"]', {}, "row 1: text of a prompt must not hold half a character"),
-    ("p.txt", "Käse".encode("latin-1"), {}, r"it is no text in UTF-8 \(byte 2\); write it in UTF-8"),
-    ("p.parquet", b"PAR1", {}, "its form is not known by its suffix '.parquet'; known: .json, .jsonl, .ndjson, .txt,"),
+    ("p.jsonl", [{"id": True, "prompt": "x"}], {}, "row 1: id must be a string or a whole number, got True"),
+    ("p.jsonl", [{"id": "", "prompt": "x"}], {}, "row 1: id of a prompt must be a non-blank string, got ''"),
+    ("p.json", '["\\ud83d"]', {}, "row 1: text of a prompt must not hold surrogates"),
+    ("p.txt", "Käse".encode("latin-1"), {}, r"it is not text in UTF-8 \(byte 2\); convert it to UTF-8"),
+    ("p.parquet", b"PAR1", {}, "unknown suffix '.parquet'; known: .json, .jsonl, .ndjson, .txt,"),
     ("p.jsonl", ["x"], {"template": "squad"}, "row 1: template squad needs context and question, got 'text'; take template none"),
     ("p.jsonl", [{"en": "x"}], {"template": "cnn-dm"}, "row 1: template cnn-dm needs article or prompt or turns or text, got 'en'"),
     ("p.jsonl", [SQUAD], {"template": "wmt"}, "row 1: template wmt needs translation or en or prompt or turns or text, got 'id'"),
@@ -343,8 +343,8 @@ def test_a_wrong_file_is_one_line_and_exit_code_2(
         (lambda: load(__file__, limit=0), "^limit must be at least 1, got 0"),
         (lambda: load(__file__, limit=True), "^limit must be a whole number, got True"),
         (lambda: load(__file__, seed=-1), "^seed must be at least 0, got -1"),
-        (lambda: Prompt("1", " ", "here"), "^text of a prompt must be a text that is not blank, got ' '"),
-        (lambda: Prompt(1, "x", "here"), "^id of a prompt must be a text that is not blank, got 1"),  # type: ignore[arg-type]
+        (lambda: Prompt("1", " ", "here"), "^text of a prompt must be a non-blank string, got ' '"),
+        (lambda: Prompt(1, "x", "here"), "^id of a prompt must be a non-blank string, got 1"),  # type: ignore[arg-type]
         (lambda: held_out(0, 1, 1), "^length must be at least 1, got 0"),
         (lambda: held_out(1, 0, 1), "^count must be at least 1, got 0"),
         (lambda: held_out(1, 1, -1), "^seed must be at least 0, got -1"),

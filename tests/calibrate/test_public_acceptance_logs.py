@@ -69,7 +69,7 @@ BAD: list[tuple[list[Any] | str | bytes, str]] = [
     ("\n \n", "it is empty"),
     ("{", "row 1: it is not JSON: .*; the file must be JSON lines"),
     ([row(), 3], "row 2: it must be an object, got 3; the file must be"),
-    (b"\xff", r"it is no text in UTF-8 \(byte 1\)"),
+    (b"\xff", r"it is not text in UTF-8 \(byte 1\)"),
     ([{"id": "a"}], r"row 1 names no drafter, got \['id'\]; it must be JSON lines"),
     ([row(acc_eagle=None, acc_ngram={})], "row 1 has no acc_eagle.acc_len, a list of whole numbers"),
     ([row(), {"acc_ngram": {"acc_len": [1]}}], "row 2 has no acc_eagle.acc_len"),
@@ -81,8 +81,8 @@ BAD: list[tuple[list[Any] | str | bytes, str]] = [
     ([row(lengths=[2, 1.0])], r"row 1: lengths\[1\] must be a whole number, got 1\.0"),
     ([row(lengths=[True])], r"row 1: lengths\[0\] must be a whole number, got True"),
     ([row(lengths=[10**9])], r"row 1: lengths\[0\] must be between 1 and 1000000, got 1000000000"),
-    ([row(name="")], "row 1: id must be a text that is not empty"),
-    ([row(), row("b"), row()], "ids of requests must differ, got 'a' in rows 1 and 3; take one of them out"),
+    ([row(name="")], "row 1: id must be a non-empty string"),
+    ([row(), row("b"), row()], "ids of requests must differ, got 'a' in rows 1 and 3; remove one of them"),
 ]
 
 
@@ -106,7 +106,7 @@ def test_a_wrong_log_is_one_line_and_exit_code_2(
         (lambda path: read(path, "eagel"), "log.jsonl: unknown drafter 'eagel'; did you mean eagle[?] known: eagle"),
         (lambda path: read(path.with_name("no"), "eagle"), "no: there is no such file; give one of JSON lines"),
         (lambda path: drafters(path.parent), "there is no such file"),
-        (lambda path: AcceptanceLog("eagle", (), "measured"), "^requests must have at least one, got none"),
+        (lambda path: AcceptanceLog("eagle", (), "measured"), "^requests must hold at least one request, got none"),
         (lambda path: AcceptanceLog("eagle", (Request("a", 0, 1, (1,)),) * 2, "measured"), "^ids of requests must differ, got 'a'"),
         (lambda path: Request("a", -1, 1, (1,)), "^prompt_tokens must be at least 0, got -1"),
     ],

@@ -194,7 +194,7 @@ def test_the_text_comes_first_and_the_histogram_counts_every_round(tiny: Path) -
     assert "\x1b" not in stdout
     lines = stdout.splitlines()
     assert lines[0] == text["text"]
-    assert lines[2].startswith("written by: ")
+    assert lines[2].startswith("tokens by source: ")
     counted = {int(a): int(b) for a, b in re.findall(r"^ {0,3}(\d+) +(\d+) [█#]*$", stdout, re.MULTILINE)}
     expected: dict[int, int] = {}
     for each in text["rounds"]:
@@ -389,7 +389,7 @@ def test_several_prompts_and_their_totals(tiny: Path, texts: Path) -> None:
     stdout, _ = call(*asked(tiny, "speculative", "--prompts", str(texts), "--tokens", "12", "--plain"))
     assert stdout.count("--- ") == 4
     assert "--- all 3 prompts ---" in stdout
-    assert "plain decoding: the same text of " in stdout
+    assert "plain decoding: the same output for " in stdout
 
 
 @pytest.mark.parametrize("method", CHOICES)
@@ -471,25 +471,25 @@ def refused(*arguments: str) -> str:
         ("ppd", ["--set", "exit_layer=9", "--set", "candidates=1"], "exit_layer must be between 1 and layers=5, got 9"),
         ("autoregressive", ["--tokens", "0"], "tokens must be between 1 and"),
         ("autoregressive", ["--tokens", "97"], "must fit the 96 positions of model target (target), got 1 and 97 tokens"),
-        ("autoregressive", ["--top-k", "3"], "--top-k is used with --sample alone"),
-        ("autoregressive", ["--seed", "3"], "--seed is used with --sample alone"),
+        ("autoregressive", ["--top-k", "3"], "--top-k is used only with --sample"),
+        ("autoregressive", ["--seed", "3"], "--seed is used only with --sample"),
         ("bild", ["--sample"], "--sample is not used by method bild"),
         ("autoregressive", ["--sample", "--temperature", "0"], "temperature must be above 0"),
         ("autoregressive", ["--sample", "--seed", "-1"], "seed must be at least 0, got -1"),
-        ("autoregressive", ["--sample", "--set", "sampled=false"], "say opposite things"),
+        ("autoregressive", ["--sample", "--set", "sampled=false"], "contradict each other"),
         ("autoregressive", ["--dtype", "float8"], "unknown dtype 'float8'"),
         ("autoregressive", ["--device", "tpu"], "unknown device 'tpu'"),
         ("autoregressive", ["--threads", "0"], "threads must be between 1 and 4096, got 0"),
         ("autoregressive", ["--threads", "99999999999999"], "threads must be between 1 and 4096, got 99999999999999"),
         ("autoregressive", ["--log", "own.csv"], "a log must be named FILE.parquet, got 'own.csv'"),
         ("autoregressive", ["--prompts", "texts.txt"], "one of --prompt TEXT and --prompts FILE must be given, got both"),
-        ("autoregressive", ["--limit", "2"], "--limit is used with --prompts alone"),
-        ("autoregressive", ["--template", "wmt"], "--template wmt is used with --prompts alone; take chat, or leave it out"),
+        ("autoregressive", ["--limit", "2"], "--limit is used only with --prompts"),
+        ("autoregressive", ["--template", "wmt"], "--template wmt is used only with --prompts; take chat, or leave it out"),
         ("autoregressive", ["--template", "chats"], "unknown template 'chats'; did you mean chat?"),
         ("early_exit", ["--set", "batch=4"], "unknown key method.batch; it is now sequences"),
         (
             "early_exit", ["--set", "sequences=4", "--set", "batching=static"],
-            "sequences must be 1, as one is decoded at a time, got 4 sequences; leave out sequences and lengths",
+            "sequences must be 1, as real models decode one at a time, got 4 sequences; leave out sequences and lengths",
         ),
         (
             "autoregressive", ["--set", "sequences=4"],
@@ -497,7 +497,7 @@ def refused(*arguments: str) -> str:
         ),
         (
             "speculative", ["--set", "draft_length=2", "--set", "sequences=4"],
-            "real batches are static, all of whose sequences are decoded, got sequences=4 with batching='continuous'; leave out",
+            "real batches are static: all sequences of a batch are decoded, got sequences=4 with batching='continuous'; leave out",
         ),
         ("early_exit", ["--heads", "nothing.safetensors"], "there are no heads at nothing.safetensors"),
     ],
@@ -520,10 +520,11 @@ def test_models_that_do_not_fit_a_method_are_refused(tiny: Path, tmp_path: Path)
     assert "one of --prompt TEXT and --prompts FILE must be given, got neither" in refused("autoregressive", *target)
     other = put(tmp_path, "draft", letters=[*LETTERS[1:26], "a", *LETTERS[26:]])
     arguments = ["speculative", *target, "--draft", str(other), *text, "--set", "draft_length=2"]
-    assert "models must have one tokenizer, and 'a' is token 0 to target and token 25 to the draft draft" in refused(*arguments)
+    both = "'a' is token 0 to target and token 25 to the draft draft"
+    assert f"models must have the same tokenizer, and {both}" in refused(*arguments)
     whole = put(tmp_path, "medium", kind="t5")
     arguments = ["speculative", *target, "--draft", str(whole), *text, "--set", "draft_length=2"]
-    assert "models must be of one kind, and target has no encoder and medium has an encoder" in refused(*arguments)
+    assert "models must be of the same kind, and target has no encoder and medium has an encoder" in refused(*arguments)
     (other / "tokenizer.json").unlink()
     (other / "tokenizer_config.json").unlink()
     assert "model draft has no tokenizer that can be loaded" in refused("autoregressive", "--model", str(other), *text)
@@ -540,7 +541,7 @@ def test_prompts_that_cannot_be_decoded_are_refused_before_any_is(tiny: Path, tm
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"bos_token_id": None}))
     words = refused("autoregressive", "--model", str(folder), "--prompt", "")
-    assert "prompt is empty, and model target has no token that texts begin with; give a text" in words
+    assert "prompt is empty, and model target has no start token; give a text" in words
     assert "there is no such file" in refused(*asked(tiny, "autoregressive", "--prompts", str(tmp_path / "none.txt")))
 
 
@@ -666,7 +667,7 @@ def test_a_document_says_all_of_what_was_asked_and_made(
     one, other = (each["written"] for each in said["sequences"])
     assert one != other
     assert said["totals"]["plain"]["same_sequences"] == 2  # with the same numbers they are the same
-    assert done.stderr == f"log: {log}, with log.json beside it\n"
+    assert done.stderr == f"log: {log} and log.json\n"
     kept = read_log.load(tmp_path / "log.json")
     assert [[*each.tokens] for each in kept.decodings] == [one, other]
     assert (kept.seed, kept.sampling, kept.versions) == (4, said["sampling"], VERSIONS)
@@ -689,12 +690,12 @@ def test_parameters_are_read_as_they_are_given_once_each() -> None:
     for pairs, sample, said in (
         (["draft_length=2", " draft_length =3"], False, "--set draft_length is given twice; give it once"),
         (["draft_length"], False, "KEY=VALUE, such as max_draft_length=8, got 'draft_length'"), (["=3"], False, "got '=3'"),
-        ([" =3"], False, "got ' =3'"), (["sampled=false"], True, "--sample and --set sampled=false say opposite things"),
+        ([" =3"], False, "got ' =3'"), (["sampled=false"], True, "--sample and --set sampled=false contradict each other"),
         (["draft_lenght=3"], False, "did you mean .*draft_length"),
     ):
         with pytest.raises(ParameterError, match=said):
             decode_command._settings("speculative", pairs, sample)
-    with pytest.raises(ParameterError, match="--sample is not used by method beam, which takes the likeliest tokens; leave it out"):
+    with pytest.raises(ParameterError, match="--sample is not used by method beam, which is greedy; leave it out"):
         decode_command._settings("beam", [], True)
     sampling = decode_command._sampling
     assert sampling(True, None, None, None, None) == Sampling()
@@ -703,17 +704,18 @@ def test_parameters_are_read_as_they_are_given_once_each() -> None:
     options = {"--temperature": (1.0, None, None, None), "--top-k": (None, 1, None, None), "--top-p": (None, None, 1.0, None),
                "--seed": (None, None, None, 0)}  # fmt: skip
     for option, law in options.items():
-        with pytest.raises(ParameterError, match=f"^{option} is used with --sample alone; add that, or leave it out"):
+        with pytest.raises(ParameterError, match=f"^{option} is used only with --sample; add that, or leave it out"):
             sampling(False, *law)
     with pytest.raises(ParameterError, match="seed must be at least 0"):
         sampling(True, None, None, None, -1)
     texts = decode_command._prompts
     for asked_, said in (
         ((None, None, None, None), "must be given, got neither"), (("a", "b", None, None), "must be given, got both"),
-        (("a", None, None, 2), "--limit is used with --prompts alone; leave it out"),
-        (("a", None, "non", None), "unknown template 'non'"), (("a", None, "none", None), "--template none is used with --prompts"),
-        (("a", None, "squad", None), "--template squad is used with --prompts alone; take chat, or leave it out"),
-        (("\ud800", None, None, None), "--prompt must be text in UTF-8, got bytes that are none"),
+        (("a", None, None, 2), "--limit is used only with --prompts; leave it out"),
+        (("a", None, "non", None), "unknown template 'non'"),
+        (("a", None, "none", None), "--template none is used only with --prompts"),
+        (("a", None, "squad", None), "--template squad is used only with --prompts; take chat, or leave it out"),
+        (("\ud800", None, None, None), "--prompt must be text in UTF-8, got other bytes"),
     ):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
             texts(*asked_)
@@ -756,7 +758,7 @@ def test_models_must_speak_of_the_same_tokens_and_an_encoder_reads_something() -
     both = real_models.decoders("llama", "draft")
     found = {role: load_models.LoadedModel(role, decoder, Spelling(), "") for role, decoder in both.items()}
     found["draft"].decoder.vocabulary = 28
-    said = "models must have one vocabulary, and target has 29 tokens and the draft draft 28; draft with a model of the same"
+    said = "models must have the same vocabulary, and target has 29 tokens and the draft draft 28; use a draft with the same"
     with pytest.raises(ParameterError, match=said):
         load_models.check(found)
     own = real_models.model.__wrapped__("t5", DEPTHS["target"])  # nobody else's: it is changed
@@ -764,11 +766,11 @@ def test_models_must_speak_of_the_same_tokens_and_an_encoder_reads_something() -
     assert load_models.begun(encoding, "abc") == ((0,), (0, 1, 2))
     with pytest.raises(ParameterError, match="prompt 7 is empty, and the encoder of model both has nothing to read; give a text"):
         load_models.begun(encoding, "", "prompt 7")
-    with pytest.raises(ParameterError, match="template chat is the model's own, and model both has none; leave it out"):
+    with pytest.raises(ParameterError, match="template chat needs a chat template, and model both has none; leave it out"):
         load_models.begun(encoding, "abc", chat=True)
     encoding.decoder.config.decoder_start_token_id = encoding.decoder.config.bos_token_id = None
     encoding.decoder.full.generation_config.eos_token_id = None
-    with pytest.raises(ParameterError, match="prompt cannot be decoded, and model both has no token that texts begin with; t"):
+    with pytest.raises(ParameterError, match="prompt cannot be decoded, and model both has no start token; t"):
         load_models.begun(encoding, "abc")
     encoding.decoder.full.generation_config.eos_token_id = [4, 5]
     assert load_models.begun(encoding, "abc") == ((4,), (0, 1, 2))  # a token that ends texts begins one

@@ -72,7 +72,7 @@ def test_a_table_of_what_was_measured_is_printed(asked: list[Any], tmp_path: Pat
     done = invoke("ppd", "--set", "exit_layer=6", "--set", "candidates=2", "-o", out)
     assert done.exit_code == 0, done.output
     title, head, *lines, last = done.stdout.splitlines()
-    assert title == "a chip, float16: medians of repeats (measured), and how far a repeat is off"
+    assert title == "a chip, float16: medians of repeats (measured), noise: typical deviation of a repeat"
     assert head.split("  ")[0] == "method"
     assert [*filter(None, head.split("  "))][-1].strip() == "disturbed"
     cells = [[each.strip() for each in line.split("  ") if each.strip()] for line in lines]
@@ -124,7 +124,7 @@ def test_what_is_given_goes_into_the_plan(asked: list[Any], tmp_path: Path) -> N
     assert third.run == run_plan.RunSettings()
     for name, value in (("set", "a=1"), ("sweep", "a=1,2"), ("forced", "none"), ("unit-kind", "streams")):
         done = invoke("--plan", path, f"--{name}", value, "-o", out)
-        assert (done.exit_code, done.stderr) == (2, f"error: --{name} is of one METHOD; a plan says it in [[method]]\n")
+        assert (done.exit_code, done.stderr) == (2, f"error: --{name} is used only with METHOD; set it in [[method]] of the plan\n")
 
 
 def test_who_interrupts_it_is_told_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_who_interrupts_it_is_told_how_to_go_on(monkeypatch: pytest.MonkeyPatch,
     done = invoke("autoregressive", "-o", tmp_path / "some.json")
     assert (done.exit_code, done.stdout) == (130, "")
     assert done.stderr.endswith(
-        "interrupted; what was timed is kept beside some.json: the same command with --resume goes on\n"
+        "interrupted; timed repeats are kept next to some.json; resume with the same command and --resume\n"
     )  # fmt: skip
 
 
@@ -173,7 +173,7 @@ FORCED = {"name": "ppd", "exit_layer": 3, "candidates": 2, "forced": {"match_rat
 
 def test_a_plan_is_handed_on_with_its_models(handed: list[Any], tiny: Any, tmp_path: Path) -> None:
     out = tmp_path / "some.json"
-    for forced, name in (({}, "luck 0"), ({"match_rate": 0.5}, "luck 0")):
+    for forced, name in (({}, "forced 0"), ({"match_rate": 0.5}, "forced 0")):
         written = plan(FORCED | {"forced": forced or {"match_rate": 1.0}}, repeats=5, warm_ups=2)
         assert run_command.measured(written, out, "cpu", resume=True, report=print) == "runs"  # type: ignore[comparison-overlap]
         at, made, models, more = handed.pop()
@@ -182,7 +182,7 @@ def test_a_plan_is_handed_on_with_its_models(handed: list[Any], tiny: Any, tmp_p
         rates = forced or {"match_rate": 1.0}
         assert each == measure_runs.Wanted("ppd", {"exit_layer": 3, "candidates": 2}, (0, 1, 2, 3), name, rates)
         assert (made.tokens, made.repeats, made.warm_ups, made.seed) == (6, 5, 2, 3)
-        assert made.about == {"prompts": "none: outcomes were forced behind 4 positions", "profiles": {}}
+        assert made.about == {"prompts": "none: outcomes were forced after 4 positions", "profiles": {}}
         assert models == {"target": tiny}
         assert more == {"resume": True, "report": print, "beside": None, "pool": None, "lanes": None}
 
@@ -217,10 +217,10 @@ def test_processes_are_started_with_replicas_of_the_target(
         assert begun.pop() == ((Replica("somewhere", "cuda:0", "float64", heads=heads), 3, 18), {"devices": devices})
         assert begun.pop() == devices  # they are looked for
     with pytest.raises(
-        ParameterError, match="gpus are those of processes, and no method has any; leave them out, or say unit_kind"
+        ParameterError, match="gpus are for methods that run over processes, and none does; leave them out, or set unit_kind"
     ):
         run_command.measured(plan(FORCED), out, "cuda", gpus=["cuda:0"])
-    with pytest.raises(ParameterError, match="unit_kind is for methods that hold several units, and autoregressive holds one with"):
+    with pytest.raises(ParameterError, match="unit_kind is for methods that use several units, and autoregressive uses one with"):
         run_command.measured(plan({"name": "autoregressive", "forced": {}, "unit_kind": "processes"}), out, "cpu")
 
 
@@ -258,7 +258,7 @@ def test_streams_graphs_and_profiles_are_handed_on(
     monkeypatch.setattr(
         interleaved_profiles, "MeasurementSession", lambda *_, **__: SimpleNamespace(warnings={}, refused={"target": "too fast"})
     )
-    with pytest.raises(ParameterError, match=r"some\.json is written, but the profile of the target could not be made: too fast"):
+    with pytest.raises(ParameterError, match=r"some\.json is written, but there is no profile of the target: too fast"):
         run_command.measured(written, out, "cuda:1")
     # Graphs have room for all that is timed between the runs too.
     built: list[Any] = []

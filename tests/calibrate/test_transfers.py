@@ -64,7 +64,7 @@ def test_failed_link_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytes
         (("--link", "carrier-pigeon"), "unknown link 'carrier-pigeon'"),
         (("--sizes", "0"), "size must be between 1 and 17179869184, got 0"),
         (("--sizes", "8,8"), "sizes must be different numbers"),
-        (("--sizes", "x"), "sizes must be whole numbers"),
+        (("--sizes", "x"), "sizes must be comma-separated whole numbers"),
         (("--repeats", "0"), "repeats must be between 1"),
         (("--name", "a/b"), "name must be letters"),
     ],

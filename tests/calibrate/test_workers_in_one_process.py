@@ -266,7 +266,7 @@ def without_a_unit() -> Steps:
     (two_at_once(), CacheError, "unit 1 is to make a pass while it makes another one"),
     (deadlocked(), CacheError, "came to a halt before it had emitted all its tokens"),
     (spoiled(), CacheError, "rows at position 2 of unit 1 are no longer those of the adopted process"),
-    (too_early(), CacheError, "a task that has not ended cannot be taken over; join it first"),
+    (too_early(), CacheError, "a running task cannot be adopted; join it first"),
     (overwriting(), CacheError, "target: a pass at position 1 replaces rows that a sub-process is copying"),
     (without_a_unit(), CacheError, "a single pass without a requested unit found no free unit"),
     (forked(whole(2, (5,)), where=(3,)), ParameterError, "units must be at least 4, as .* on unit 3, got 3; start more"),

@@ -64,8 +64,8 @@ def test_commits_are_vertical_lines_and_a_miss_is_dashed() -> None:
     drawn = timeline.draw(INTERVALS, COMMITS, title="Two commits").axes[0]
     assert [(float(np.asarray(line.get_xdata())[0]), line.get_linestyle()) for line in drawn.lines] == [(20.0, "-"), (41.0, "--")]
     texts = [text.get_text() for text in drawn.texts]
-    assert "1 out, match" in texts
-    assert "3 out, miss" in texts  # tokens put out so far
+    assert "1 token, match" in texts
+    assert "3 tokens, miss" in texts  # tokens generated so far
     assert "token 0\nlayers 20–40" in texts
 
 

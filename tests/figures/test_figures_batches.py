@@ -95,7 +95,7 @@ def test_batches_by_hand() -> None:
     assert drawn.texts == ["Does drafting still pay in a batch?", SAID["static"]]
     assert drawn.legends == [("", [NAMES[view] for view in ("formula", "paths", "events")])]
     [panel] = drawn.panels
-    assert (panel.title, panel.x) == ("acceptance rate α = 0.75", "sequences in a batch")
+    assert (panel.title, panel.x) == ("acceptance rate α = 0.75", "batch size [sequences]")
     assert panel.y == "speed-up over plain decoding of the same batch"
     assert panel.scales == ("log", "linear")
     assert panel.grid == "xy"

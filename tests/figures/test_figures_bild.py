@@ -46,7 +46,7 @@ def rows() -> pl.DataFrame:
 
 
 def by_segments(record: Decisions, low: float, high: float, most: int, c: float, variant: str) -> tuple[float, float]:
-    """Time per token and agreement, over every length of a draft and every first token that is taken back."""
+    """Time per token and agreement, over every length of a draft and every first token that is rolled back."""
     written = record.confidence >= low
     back = written & (record.distance > high) & ((variant == "paper") | ~record.agrees)
     fallback = 1 - written.mean()

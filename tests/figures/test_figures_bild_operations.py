@@ -36,7 +36,7 @@ def drawn(rows: pl.DataFrame, **more: Any) -> Figure:
 
 
 def by_segments(fallback: float, rollback: float, variant: str) -> dict[str, float]:
-    """All over every length of a draft and every first token that is taken back; a pass reads its weights once."""
+    """All over every length of a draft and every first token that is rolled back; a pass reads its weights once."""
     most, totals = SETTING["max_draft_length"], dict.fromkeys(("tokens", "operations", "memory", "time"), 0.0)
     for n in range(most + 1):
         length = (1 - fallback) ** n * (fallback if n < most else 1)
@@ -148,8 +148,8 @@ def test_published_values_are_lines_across_their_panels() -> None:
 
 def test_where_numbers_are_from_stands_in_the_figure() -> None:
     told = words(bild_operations.draw(made(), source="rates assumed, weights published"))
-    assert "rates assumed, weights published; falls back at 15 % of its tokens, drafts of at most 6;" in told
-    assert "takes 0.07 of the arithmetic, 0.05 of the weights, 0.3 of the time" in told
+    assert "rates assumed, weights published; falls back after 15 % of its tokens, drafts of at most 6;" in told
+    assert "takes 0.07 of the operations, 0.05 of the weights, 0.3 of the time" in told
 
 
 @pytest.mark.parametrize("count", [1, 3, 8])
@@ -198,14 +198,14 @@ def test_operations_by_hand() -> None:
     figure = drawn(rows, source="mine", stated={"memory_factor": 0.2, "speedup": 2.0})
     found = shown(figure)
     assert found.texts == [
-        "What does Big Little Decoder save: arithmetic, or memory?",
-        "mine; falls back at 12.5 % of its tokens, drafts of at most 7; the small model takes 0.0625 of the arithmetic,"
+        "Does Big Little Decoder save operations or memory traffic?",
+        "mine; falls back after 12.5 % of its tokens, drafts of at most 7; the small model takes 0.0625 of the operations,"
         " 0.05 of the weights, 0.333 of the time",
     ]  # fmt: skip
-    variants = ["variant paper", "variant code: another pass of the large model after a rollback"]
+    variants = ["variant paper", "variant code: one more pass of the large model after a rollback"]
     assert found.legends == [("", [*variants, "large model alone", "published"])]
     assert shown(drawn(rows)).legends == [("", [*variants, "large model alone"])]
-    titles = ["operations per token", "weights read (MOPs)", "arithmetic intensity", "speed"]
+    titles = ["operations per token", "weights read", "arithmetic intensity", "speed"]
     assert [panel.title for panel in found.panels] == titles
     assert [panel.y for panel in found.panels] == ["relative to the large model alone", "", "", ""]
     for index, (axes, panel, high) in enumerate(zip(figure.axes, found.panels, (1.7, 1.0, 5.0, 2.0), strict=True)):

@@ -270,7 +270,7 @@ def test_stored_tables_are_looked_at_before_they_are_drawn(
         (KeyError("x" * 300), f"KeyError: '{'x' * 199}"), (ValueError(), "ValueError: "), (TypeError("one\ntwo"), "TypeError: one"),
     ):  # fmt: skip
         monkeypatch.setattr(tradeoff, "draw", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
-        refused(f"{place} is not as a run has left it ({said}); run the scenario again")
+        refused(f"{place} is not a table that a run has written ({said}); run the scenario again")
     monkeypatch.setattr(tradeoff, "draw", lambda *_, **__: (_ for _ in ()).throw(ParameterError("as it is")))
     refused("as it is")
     for name, kinds in (("distribution", {"point": 1, "view": "paths"}), ("accepted", {"point": 1, "view": 3})):
@@ -325,7 +325,7 @@ def test_a_log_s_figures_are_of_its_own_numbers(album: Album, tmp_path: Path) ->
     assert [path.name for path in found] == [*both, "acceptance_by_position", "accepted_lengths"]
     assert album.drawn["match_rate"][:2] == ("match_rates", (log, [1, 3]))
     assert album.drawn["match_rate_by_position"][:2] == ("by_position", (log, [1, 3]))
-    (lengths,), about = album.drawn["accepted_lengths"][1][0], "small for large, 2 texts (measured)"
+    (lengths,), about = album.drawn["accepted_lengths"][1][0], "small for large, 2 sequences (measured)"
     assert lengths.tolist() == [1, 3]
     assert album.drawn["accepted_lengths"][1][1:] == ([2, 5], about)
     assert album.drawn["acceptance_by_position"][1][1:] == (5, about)

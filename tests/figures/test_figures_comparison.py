@@ -188,7 +188,7 @@ def test_small_differences_are_seen_on_an_axis_that_says_that_it_is_cut() -> Non
     figure = time_parts.draw(times({"target": 0.200}, {"target": 0.204}))
     low, high = figure.axes[0].get_ylim()
     assert high - low < 10
-    assert f"(axis cut at {low:.0f})" in figure.axes[0].get_ylabel()
+    assert f"(axis starts at {low:.0f})" in figure.axes[0].get_ylabel()
     assert time_parts.draw(times({"target": 0.1}, {"target": 0.3})).axes[0].get_ylim()[0] == 0
     assert time_parts.draw(times({"target": 0.1}, {"target": 0.1})).axes[0].get_ylim()[0] == 0
 
@@ -394,12 +394,12 @@ def test_predicted_over_measured_by_hand() -> None:
         "Does the simulator predict real wall time?", "median error 7.0 %; 50 % of 4 decodings (3 settings) are within 5 %",
     ]  # fmt: skip
     assert drawn.legends == [("", [
-        "PPD", "BiLD", "hollow: disturbed by\nother work", "as predicted", "within 5 %", "1.5 × the noise of\nrepeats: 7.5 %",
+        "PPD", "BiLD", "hollow: disturbed by\nother work", "predicted = measured", "within 5 %", "1.5 × noise of the\nrepeats: 7.5 %",
     ])]  # fmt: skip
     above, below = drawn.panels
-    assert (above.x, above.y, above.scales) == ("", "predicted, from profiles alone [ms]", ("log", "log"))
+    assert (above.x, above.y, above.scales) == ("", "predicted time, from profiles alone [ms]", ("log", "log"))
     assert (below.x, below.y, below.scales) == (
-        "measured after the first commit: median of the repeats [ms]", "error [%]", ("log", "linear"),
+        "measured time after the first commit: median of the repeats [ms]", "error [%]", ("log", "linear"),
     )  # fmt: skip
     low, high = 100 / 1.2, 960 * 1.2  # of all times, measured or predicted
     axes, under = figure.axes
@@ -426,9 +426,9 @@ def test_predicted_over_measured_by_hand() -> None:
         assert len(found) == count
     named = rows(method=["mine", "mine", "pearl", "pearl"], noise=0.02, mismatch=["", None, "", ""])
     drawn = shown(predicted_measured.draw(named.drop("disturbed")))
-    assert drawn.legends[0][1] == ["mine", "PEARL", "as predicted", "within 5 %", "1.5 × the noise of\nrepeats: 3.0 %"]
+    assert drawn.legends[0][1] == ["mine", "PEARL", "predicted = measured", "within 5 %", "1.5 × noise of the\nrepeats: 3.0 %"]
     single = named.head(1).with_columns(mismatch=pl.lit("cores differ"), error=0.05)
-    assert predicted_measured.told(single) == (
+    assert predicted_measured.subtitle(single) == (
         "median error 5.0 %; 100 % of 1 decodings (1 setting) are within 5 %; a profile of ANOTHER machine"
     )
     for wrong in ({"predicted_s": 0.0}, {"measured_s": 0.0}, {"measured_s": -1.0}):
@@ -446,10 +446,10 @@ def test_errors_by_method_by_hand() -> None:
         "1 of 3 methods keep their bound; 13 measured decodings, predicted from profiles alone",
     ]  # fmt: skip
     assert drawn.legends == [("", [
-        "a decoding: median of its repeats", "their median", "5 %, or 1.5 × the noise where that is more",
+        "one decoding (median of its repeats)", "median over decodings", "bound: 5 %, or 1.5 × noise if larger",
     ])]  # fmt: skip
     [panel] = drawn.panels
-    assert panel.x == "predicted over measured time, less 1 [%]: left, predicted too fast"
+    assert panel.x == "predicted / measured time − 1 [%] (negative: predicted too fast)"
     assert panel.ticks[1] == ["PPD (2)", "BiLD (2)", "mine (9)"]
     assert panel.texts == [
         "5.5 %", "5.0 %", "MISSED", "12.0 %", "13.5 %", "kept", "3.0 %", "5.0 %", "MISSED", "median |error|", "bound", "kept?",
@@ -485,17 +485,17 @@ def test_times_by_part_by_hand() -> None:
     drawn = shown(figure)
     assert drawn.texts == [
         "Where does the prediction go wrong?",
-        "BiLD (x)\nwith the prompt's time the prediction is off by \N{MINUS SIGN}13.8 %; the only decoding",
+        "BiLD (x)\nthe prediction, prompt included, is off by \N{MINUS SIGN}13.8 %; the only decoding",
     ]  # fmt: skip
     [panel] = drawn.panels
-    assert panel.ticks[0] == ["predicted\nwhole", "target\npasses", "medium\npasses", "waiting", "the\nrest", "measured\nwhole"]
+    assert panel.ticks[0] == ["predicted\ntotal", "target\npasses", "medium\npasses", "waiting", "the\nrest", "measured\ntotal"]
     assert panel.texts == [
         "250.0", "290.0", "+50.0\n(200.0 → 250.0)", "\N{MINUS SIGN}20.0\n(100.0 → 80.0)", "+10.0\n(0.0 → 10.0)",
         "0.0\n(\N{MINUS SIGN}50.0 → \N{MINUS SIGN}50.0)",
     ]  # fmt: skip
     levels, low, high = [250, 300, 280, 290, 290], 250, 300
     bottom = low - 0.35 * (high - low)
-    assert panel.y == f"time [ms]  (axis cut at {figure.axes[0].get_ylim()[0]:.0f})"
+    assert panel.y == f"time [ms]  (axis starts at {figure.axes[0].get_ylim()[0]:.0f})"
     assert figure.axes[0].get_ylim() == pytest.approx((bottom, high + 0.16 * (high - bottom)))
     bars = {name: boxes[0] for name, boxes in panel.bars}
     wanted = {"predicted": (0, bottom, 250 - bottom), "target": (1, 250, 50), "medium": (2, 280, 20), "waiting": (3, 280, 10),
@@ -510,18 +510,18 @@ def test_times_by_part_by_hand() -> None:
     # The axis is cut where steps would fill less than .35 of it, and never below nothing.
     for measured, cut in ((0.39, False), (0.38, True), (0.3, True)):
         figure = time_parts.draw(times({"target": 0.25}, {"target": measured}))
-        assert ("cut" in shown(figure).panels[0].y) == cut == (figure.axes[0].get_ylim()[0] > 0)
+        assert ("starts at" in shown(figure).panels[0].y) == cut == (figure.axes[0].get_ylim()[0] > 0)
     deep = time_parts.draw(times({"target": 0.1, "rest": -0.2}, {"target": 0.1})).axes[0]
     assert deep.get_ylim() == pytest.approx((-100, 100 + 0.16 * 200))
     more = made.with_columns(prompt=pl.lit("p"), method=pl.lit("mine"))
     several = pl.concat([more.with_columns(units=pl.lit(units, dtype=pl.Int64), settings=pl.lit(settings), error=error)
                          for units, settings, error in ((1, "", 0.1), (2, "y", -0.2), (None, "z", 0.15))])  # fmt: skip
     assert shown(time_parts.draw(several)).texts[1].split("\n") == [
-        "mine (y), p", "with the prompt's time the prediction is off by \N{MINUS SIGN}13.8 %; the largest error of 3 decodings",
-        "the main process of 2: its passes with what it reads of them",
+        "mine (y), p", "the prediction, prompt included, is off by \N{MINUS SIGN}13.8 %; the largest error of 3 decodings",
+        "the main process of 2 processes: its passes and what it reads from the others",
     ]  # fmt: skip
     assert shown(time_parts.draw(several, 0)).texts[1].split("\n") == [
-        "mine, p", "with the prompt's time the prediction is off by \N{MINUS SIGN}13.8 %; row 0 of 3 decodings",
+        "mine, p", "the prediction, prompt included, is off by \N{MINUS SIGN}13.8 %; row 0 of 3 decodings",
     ]  # fmt: skip
     assert len(shown(time_parts.draw(several, 2)).texts[1].split("\n")) == 2
     for row in (-1, 3):
@@ -531,8 +531,8 @@ def test_times_by_part_by_hand() -> None:
     assert [each.part for each in time_parts.steps(tiny)] == ["target", "medium"]
     every = {part: 0.1 * (number + 1) for number, part in enumerate(prediction_error.PARTS)}
     assert shown(time_parts.draw(times(every, every))).panels[0].ticks[0] == [
-        "predicted\nwhole", "target\npasses", "draft\npasses", "medium\npasses", "heads\nand reads", "starting\nprocesses",
-        "waiting", "the\nrest", "measured\nwhole",
+        "predicted\ntotal", "target\npasses", "draft\npasses", "medium\npasses", "heads\nand reads", "starting\nprocesses",
+        "waiting", "the\nrest", "measured\ntotal",
     ]  # fmt: skip
 
 
@@ -549,7 +549,7 @@ def test_two_runs_by_hand() -> None:
     drawn = shown(figure)
     assert drawn.texts == [
         "Does the simulated run look like the real one?",
-        "measured 800.0 ms, simulated 720.0 ms with times from profiles (\N{MINUS SIGN}10.0 %); dashed: the ends",
+        "measured 800.0 ms, simulated 720.0 ms with times from profiles (\N{MINUS SIGN}10.0 %); dashed: end of each run",
     ]  # fmt: skip
     upper, lower = drawn.panels
     assert (upper.title, upper.x, lower.title, lower.x) == ("measured", "", "simulated", "time [ms]")
@@ -559,7 +559,7 @@ def test_two_runs_by_hand() -> None:
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim() == pytest.approx((0, 1.02 * 800))
     assert upper.ticks[1] == lower.ticks[1] == ["unit 0 (main)"]
     [(title, kinds)] = drawn.legends
-    assert title == "in a bar: its token's position,\nthe layers run"
+    assert title == "in a bar: position of its token,\nlayers run"
     assert len(kinds) == 1
     assert len(figure.axes[1].get_xticks()) <= 11
     assert not odd_dashes(figure)
@@ -644,13 +644,13 @@ def test_a_claim_by_hand() -> None:
     assert figure.axes[0].yaxis.get_major_formatter()(1.5, 0) != "1.5×"
     halves = formula_limits.draw(of_claim(x=[0.5, 1.0, 1.5])).axes[0]
     assert any(each != round(each) for each in halves.get_xticks())
-    assert formula_limits.told(of_claim(formula=None, simulated=None)) == "median error: unknown"
-    assert formula_limits.told(of_claim(about=["", "one", "two"])).endswith("%\none")
-    assert "\n".join(fill("word " * 40, 105).split("\n")) in formula_limits.told(of_claim(about="word " * 40))
+    assert formula_limits.subtitle(of_claim(formula=None, simulated=None)) == "median error: unknown"
+    assert formula_limits.subtitle(of_claim(about=["", "one", "two"])).endswith("%\none")
+    assert "\n".join(fill("word " * 40, 105).split("\n")) in formula_limits.subtitle(of_claim(about="word " * 40))
     six = pl.concat([of_claim(series=str(each)) for each in range(6)])
     assert formula_limits.few(six).equals(six)
     assert len(shown(formula_limits.draw(six)).legends[0][1]) == 9
     assert [formula_limits.TITLES[each] for each in ("ppd", "skipdecode", "bild", "bus")] == [
-        "Does early prediction save what Theorem 4.1 says?", "Is time saved as layers are?",
-        "Is Big Little Decoder as fast as its ratio of layers says?", "Are two processes as fast as one?",
+        "Does early prediction save what Theorem 4.1 says?", "Does skipping layers save as much time as work?",
+        "Is Big Little Decoder as fast as its ratio of layers predicts?", "Are two processes as fast as one?",
     ]  # fmt: skip

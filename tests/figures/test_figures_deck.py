@@ -65,7 +65,7 @@ def test_impossible_rows_are_told_by_marker_colour_and_word(rows: list[dict[str,
     assert red != black
     said = [text.split(":")[0] for text in words(figure) if ": impossible" in text]
     assert said == [f"{row['speedup']:g}" for row in rows if row["impossible_if_free"]]
-    assert f"{len(said)} of the deck's {len(rows)} speed-ups are impossible" in " ".join(words(figure))
+    assert f"{len(said)} of the slides' {len(rows)} speed-ups are impossible" in " ".join(words(figure))
 
 
 def test_a_mark_stands_beyond_the_pale_bar_where_it_is_impossible_and_only_there(rows: list[dict[str, Any]]) -> None:
@@ -90,8 +90,8 @@ def test_possible_rows_change_the_headline_and_the_marks(rows: list[dict[str, An
     honest = [row | {"speedup": 0.9 * row["theorem"], "impossible_if_free": False} for row in rows]
     figure = deck_speedups.draw(honest)
     assert {marker for _, marker, _ in marks(figure)} == {"o"}
-    assert figure.legends[0].get_texts()[0].get_text() == "printed, and possible"
-    assert "0 of the deck's 6" in " ".join(words(figure))
+    assert figure.legends[0].get_texts()[0].get_text() == "printed, possible"
+    assert "0 of the slides' 6" in " ".join(words(figure))
     assert "10 % below Theorem 3.8" in " ".join(words(figure))
 
 
@@ -125,7 +125,7 @@ def test_a_table_and_a_list_give_the_same_figure(rows: list[dict[str, Any]]) -> 
 
 
 def test_rows_that_cannot_be_drawn_are_refused(rows: list[dict[str, Any]]) -> None:
-    with pytest.raises(ParameterError, match="the figure of the deck needs at least one row"):
+    with pytest.raises(ParameterError, match="the figure of the slides needs at least one row"):
         deck_speedups.draw([])
     with pytest.raises(ParameterError, match="none called free_bound"):
         deck_speedups.draw([{key: value for key, value in row.items() if key != "free_bound"} for row in rows])
@@ -145,21 +145,21 @@ def test_the_deck_by_hand() -> None:
     figure = deck_speedups.draw(made)
     drawn = shown(figure)
     assert drawn.texts == [
-        "1 of the deck's 3 speed-ups are impossible at their acceptance rate α, even with free drafting",
+        "1 of the slides' 3 speed-ups are impossible at their acceptance rate α, even with free drafting",
     ]  # fmt: skip
     assert drawn.legends == [("", [
-        "printed, and impossible", "printed, needs cheaper drafting", "printed, and possible", "allowed at the printed α and cost",
-        "… even if drafting were free", "allowed if α is accepted / drafted (re-read)",
+        "printed, impossible", "printed, needs cheaper drafting", "printed, possible", "bound at the printed α and cost",
+        "… with free drafting", "bound if α means accepted / drafted (re-read)",
     ])]  # fmt: skip
     [panel] = drawn.panels
-    assert (panel.x, panel.y, panel.ticks[1], panel.grid) == ("speed-up over plain decoding  (1: none)", "", [], "x")
+    assert (panel.x, panel.y, panel.ticks[1], panel.grid) == ("speed-up over plain decoding  (1: no gain)", "", [], "x")
     wanted = [
-        ("Table 2, draft length γ: bars are Theorem 3.8; marks belong at a bar's end", 1.015, -0.05),
+        ("Table 2, draft length γ: bars are Theorem 3.8; marks should be at a bar's end", 1.015, -0.05),
         ("γ = 4\nα = 0.5", -0.02, 0.72), ("2.5: impossible, 25 % too much", 1.02, 0.72 - 0.17),
         ("re-read: α = 0.62 gives 2.50, off by +0.0 %", 1.02, 0.72 + 0.17),
         ("γ = 5\nα = 0.5", -0.02, 1.72), ("1.5: 25 % above Theorem 3.8", 1.02, 1.72 - 0.17),
         ("re-read: α = 0.62 gives 1.60, off by \N{MINUS SIGN}6.2 %", 1.02, 1.72 + 0.17),
-        ("Adaptive draft length: bars are the oracle bound; marks belong within", 1.015, 2.72 - 0.05),
+        ("Adaptive draft length: bars are the oracle bound; marks should be within a bar", 1.015, 2.72 - 0.05),
         ("adaptive, long\nα = 0.75", -0.02, 3.44), ("1.5: 0 % below the oracle bound", 1.02, 3.44 - 0.17),
         ("re-read: α = 0.62 (γ = 4 assumed), at most 1.25", 1.02, 3.44 + 0.17),
     ]

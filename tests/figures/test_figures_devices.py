@@ -126,9 +126,9 @@ def test_replicas_and_shares_stand_at_the_devices_they_hold(rivals: pl.DataFrame
     profiles = rivals[PROFILE].unique(maintain_order=True).to_list()
     assert [axes.get_title(loc="left") for axes in figure.axes] == profiles
     wanted = {
-        "Predictive Pipelined Decoding: replicas": ("ppd", pl.col("tensor_parallel") == 1, [2, 4]),
-        "Predictive Pipelined Decoding, each layer split too": ("ppd", pl.col("tensor_parallel") > 1, [4]),
-        "tensor parallelism: each layer split": ("autoregressive", pl.col("tensor_parallel") > 1, [2, 4]),
+        "Predictive Pipelined Decoding (replicas)": ("ppd", pl.col("tensor_parallel") == 1, [2, 4]),
+        "Predictive Pipelined Decoding, each layer split": ("ppd", pl.col("tensor_parallel") > 1, [4]),
+        "tensor parallelism (each layer split)": ("autoregressive", pl.col("tensor_parallel") > 1, [2, 4]),
     }
     for panel, (axes, name) in enumerate(zip(figure.axes, profiles, strict=True)):
         drawn, ends = lines(axes), bars(figure, panel)
@@ -152,7 +152,7 @@ def test_the_headline_is_computed(rivals: pl.DataFrame) -> None:
     shares = at.filter(method="autoregressive").sort(PROFILE)[ALONE].to_numpy()
     replicas = at.filter(pl.col("method") == "ppd", pl.col("tensor_parallel") == 1).sort(PROFILE)[ALONE].to_numpy()
     low, high = (shares / replicas).min(), (shares / replicas).max()
-    assert f"On 4 devices, split layers are {low:.2f} to {high:.2f} times as fast as replicas" in texts(devices_held.draw(rivals))
+    assert f"On 4 devices, tensor parallelism is {low:.2f} to {high:.2f} times as fast as replicas" in texts(devices_held.draw(rivals))
     one = rivals.filter(pl.col(PROFILE) == "h100-llama-2-13b").drop(PROFILE)
     figure = devices_held.draw(one)
     assert len(figure.axes) == 1
@@ -160,9 +160,9 @@ def test_the_headline_is_computed(rivals: pl.DataFrame) -> None:
     better = one.filter(pl.col("method") == "ppd", pl.col("tensor_parallel") == 1, pl.col("reserved_units") == 4)
     better = better.with_columns(pl.lit(2.0).alias(ALONE), method=pl.lit("mine"), point=pl.lit(999, dtype=pl.Int64))
     own = one.filter(method="autoregressive", tensor_parallel=4)[ALONE].item() / 2.0
-    assert f"split layers are {own:.2f} times as fast" in texts(devices_held.draw(pl.concat([one, better])))
+    assert f"tensor parallelism is {own:.2f} times as fast" in texts(devices_held.draw(pl.concat([one, better])))
     slower = one.with_columns(pl.when(method="autoregressive").then(0.5).otherwise(ALONE).alias(ALONE))
-    assert f"split layers are {0.5 / replicas[1]:.2f} times as fast" in texts(devices_held.draw(slower))
+    assert f"tensor parallelism is {0.5 / replicas[1]:.2f} times as fast" in texts(devices_held.draw(slower))
 
 
 def test_devices_held_need_a_rival(rivals: pl.DataFrame, compared: pl.DataFrame) -> None:
@@ -283,16 +283,16 @@ def test_devices_held_by_hand() -> None:
     figure = devices_held.draw(moved.sample(fraction=1, shuffle=True, seed=3))
     drawn = shown(figure)
     assert drawn.texts == [
-        "On 4 devices, split layers are 1.60 times as fast as replicas",
+        "On 4 devices, tensor parallelism is 1.60 times as fast as replicas",
         "bars: input uncertainty (rates and costs); rates of Predictive Pipelined Decoding published;"
         " rates of Predictive Pipelined Decoding, mine assumed",
         "times: measured; assumed efficiencies of published peaks; a published table",
     ]
-    names = ["tensor parallelism: each layer split", "Predictive Pipelined Decoding: replicas",
-             "Predictive Pipelined Decoding, each layer split too", "mine: replicas"]  # fmt: skip
-    assert drawn.legends == [("", [*names, "as many times as devices"])]
+    names = ["tensor parallelism (each layer split)", "Predictive Pipelined Decoding (replicas)",
+             "Predictive Pipelined Decoding, each layer split", "mine (replicas)"]  # fmt: skip
+    assert drawn.legends == [("", [*names, "speed-up = devices"])]
     [panel] = drawn.panels
-    assert (panel.title, panel.x, panel.y) == ("", "devices reserved", "speed-up over plain decoding on one device")
+    assert (panel.title, panel.x, panel.y) == ("", "reserved devices", "speed-up over plain decoding on one device")
     points = {names[0]: ([2, 4], [1.6, 2.4]), names[1]: ([2, 4], [1.25, 1.5]), names[2]: ([4], [1.9]), names[3]: ([3], [0.9])}
     paths = [each for label, each in panel.lines if label == "line"]
     for index, (name, (at, speeds)) in enumerate(points.items()):
@@ -316,7 +316,7 @@ def test_devices_held_by_hand() -> None:
     figure = devices_held.draw(pair.drop("cost_source", "outcomes_source"))
     assert shown(figure).panels[0].line("even") == [(1, 1), (2, 2)]
     assert shown(figure).texts == [
-        "On 2 devices, split layers are 1.28 times as fast as replicas",
+        "On 2 devices, tensor parallelism is 1.28 times as fast as replicas",
         "bars: input uncertainty (rates and costs); no rates", "times: of unknown source",
     ]  # fmt: skip
     nothing = by_hand(outcomes_source=pl.lit(None, dtype=pl.String))
@@ -348,9 +348,9 @@ def test_devices_held_fit_up_to_their_bounds() -> None:
         (rows.drop(f"{ALONE}_input_low", f"{ALONE}_input_high"), True),
     ):  # fmt: skip
         assert devices_held.fits(changed) == fitting, changed
-    with pytest.raises(ParameterError, match="figure of devices held needs at least one row"):
+    with pytest.raises(ParameterError, match="figure of reserved devices needs at least one row"):
         devices_held.draw(rows.clear())
-    with pytest.raises(ParameterError, match=r"figure of devices held needs the columns .* none called tensor_parallel"):
+    with pytest.raises(ParameterError, match=r"figure of reserved devices needs the columns .* none called tensor_parallel"):
         devices_held.draw(rows.drop("tensor_parallel"))
     bare = devices_held.draw(rows.drop(f"{ALONE}_input_low", f"{ALONE}_input_high"))
     assert not any(bars(bare).values())
@@ -363,7 +363,7 @@ def test_choices_on_devices_by_hand() -> None:
     figure = speedup_by_device.draw(on_devices(one, names, PROFILE))
     drawn = shown(figure)
     assert drawn.texts == [
-        "What each method gains on each device",
+        "Speed-up of each method on each device",
         "bars: input uncertainty (rates and costs); rates of Predictive Pipelined Decoding published", "times: measured",
     ]  # fmt: skip
     name = "Predictive Pipelined Decoding, k = 1, 2 devices"
@@ -384,7 +384,7 @@ def test_choices_on_devices_by_hand() -> None:
     [(_, choices)] = drawn.legends
     assert choices == [
         "tensor parallelism, 2 devices", "tensor parallelism, 4 devices", name, "Predictive Pipelined Decoding, k = 3, 4 devices",
-        "Predictive Pipelined Decoding, k = 1, layers split 2 ways, 4 devices", "mine, 3 devices",
+        "Predictive Pipelined Decoding, k = 1, TP 2, 4 devices", "mine, 3 devices",
     ]  # fmt: skip
     for place, choice in enumerate(choices):
         across = [x for x, _ in drawn.panels[0].line(choice)]
@@ -420,7 +420,7 @@ def test_choices_on_devices_fit_up_to_their_bounds() -> None:
         (plain | {"method": "skipdecode", "max_layers": 20, "min_layers": 8, "sequences": 4, "batching": None},
          {"min_layers", "max_layers", "sequences", "batching"}, "SkipDecode, 20 layers at first, 8 at last, batch of 4, 1 device"),
         (plain | {"method": "x", "acceptance_rate": 0.5, "tensor_parallel": 2, "reserved_units": 6}, {"acceptance_rate"},
-         "x, α = 0.5, layers split 2 ways, 6 devices"),
+         "x, α = 0.5, TP 2, 6 devices"),
     ):  # fmt: skip
         assert speedup_by_device.choice(row, varied) == said  # type: ignore[arg-type]
 

@@ -144,8 +144,8 @@ def test_curves_are_named_and_words_keep_apart() -> None:
     assert len(named(right)) == 2 * 4 + 1
     assert inside(figure)
     assert all(apart(axes) for axes in figure.axes)
-    assert "chances to leave assumed" in words(figure)
-    assert "head 2, check of states 0.05, keys and values of a skipped layer 0.1 layer-times" in words(figure)
+    assert "exit probabilities assumed" in words(figure)
+    assert "head 2, state check 0.05, KV cache of a skipped layer 0.1 layer-times" in words(figure)
 
 
 def test_batches_are_sorted_and_drawn_once() -> None:
@@ -172,9 +172,9 @@ def test_the_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"profiles": {}}, "profiles must be 1 to 4, got 0"),
     ({"profiles": {str(index): [1.0] for index in range(5)}}, "profiles must be 1 to 4, got 5"),
-    ({"profiles": {"one": [1.0], "two": [0.5, 1.0]}}, "profiles must be of as many layers each, got one 1, two 2"),
+    ({"profiles": {"one": [1.0], "two": [0.5, 1.0]}}, "profiles must have the same number of layers, got one 1, two 2"),
     ({"profiles": {"one": [1.5]}}, r"hazards\[0\] must be between 0 and 1, got 1\.5"),
-    ({"batches": []}, "batches must name one size at least, got none"),
+    ({"batches": []}, "batches must have at least one size, got none"),
     ({"batches": [0, 1]}, "batch must be at least 1, got 0"),
     ({"head": -1.0}, r"head must be at least 0, got -1\.0"),
     ({"first": 4}, "hazards must be 0 at the layers before first=4"),
@@ -210,14 +210,14 @@ def test_decaying_thresholds_by_hand() -> None:
     figure = early_exit_thresholds.draw([0.5, 1.0], [0.0, 4.0], longest=100, source="mine")
     drawn = shown(figure)
     assert drawn.texts == [
-        "How sure must a token be to leave early?", "CALM's decaying threshold; λ and τ mine; sequences of at most N = 100 tokens",
+        "Confidence that a token needs for early exit", "CALM's decaying threshold; λ and τ mine; sequences of at most N = 100 tokens",
     ]  # fmt: skip
     assert drawn.legends == [
-        ("", ["paper:  0.9 λ + 0.1 exp(−τ t / N), at most 1", "code:  λ (0.9 + 0.1 exp(−τ t / N))", "λ itself"]),
+        ("", ["paper:  0.9 λ + 0.1 exp(−τ t / N), at most 1", "code:  λ (0.9 + 0.1 exp(−τ t / N))", "λ"]),
         ("", ["τ = 0", "τ = 4"]),
     ]  # fmt: skip
     assert [(panel.title, panel.x, panel.y) for panel in drawn.panels] == [
-        ("λ = 0.5", "position t  [tokens]", "confidence that lets a token leave"), ("λ = 1", "position t  [tokens]", ""),
+        ("λ = 0.5", "position t  [tokens]", "confidence required to exit"), ("λ = 1", "position t  [tokens]", ""),
     ]  # fmt: skip
     width, height = figure.get_size_inches()
     assert (width, height) == pytest.approx((0.3 + 7.6, 0.6 + 2.9 + 1.5))
@@ -256,17 +256,17 @@ def test_early_exit_in_batches_by_hand() -> None:
     figure = early_exit_batch.draw(leaving, batches=(4, 1, 2), head=3, check=0.5, propagation=0.25, source="mine")
     drawn = shown(figure)
     assert drawn.texts == [
-        "What does a batch leave of early exit?",
-        "2 layers, tokens independent; chances to leave mine; head 3, check of states 0.5,"
-        " keys and values of a skipped layer 0.25 layer-times",
+        "How much of early exit's gain remains in a batch?",
+        "2 layers, tokens independent; exit probabilities mine; head 3, state check 0.5,"
+        " KV cache of a skipped layer 0.25 layer-times",
     ]  # fmt: skip
     assert drawn.legends == [("", [
-        "softmax: a projection onto the vocabulary at each check", "state: a comparison of two states at each check",
+        "softmax: a projection onto the vocabulary per check", "state: a comparison of two hidden states per check",
     ])]  # fmt: skip
     left, right = drawn.panels
-    assert (left.title, left.y) == ("The batch goes on until its last token leaves", "layers per token, mean")
-    assert (right.title, right.y) == ("Checks and projection included", "time per token  [layer-times]")
-    assert left.x == right.x == "tokens in a batch"
+    assert (left.title, left.y) == ("The batch continues until its last token exits", "mean layers per token")
+    assert (right.title, right.y) == ("With checks and projection", "time per token  [layer-times]")
+    assert left.x == right.x == "batch size [tokens]"
     sizes = [1, 2, 4]
     on = [1 - 0.5**size for size in sizes]
     assert left.line("a") == [*zip(sizes, [1 + each for each in on], strict=True)]
@@ -297,6 +297,6 @@ def test_early_exit_in_batches_by_hand() -> None:
         ticks = early_exit_batch.draw(**one, batches=[*range(1, count + 1)]).axes[0].get_xticks().tolist()  # type: ignore[arg-type]
         assert (ticks == [*range(1, count + 1)]) == each
     assert shown(early_exit_batch.draw(**one, batches=[1])).texts[1].endswith(  # type: ignore[arg-type]
-        "head 0, check of states 0, keys and values of a skipped layer 0 layer-times"
+        "head 0, state check 0, KV cache of a skipped layer 0 layer-times"
     )
     assert len(early_exit_batch.draw(**one | {"profiles": {str(each): [1.0] for each in range(4)}}, batches=[1]).axes[0].lines) == 5  # type: ignore[arg-type]

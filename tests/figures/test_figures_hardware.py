@@ -165,7 +165,7 @@ def test_what_has_no_roofline_is_refused() -> None:
     for wrong, words in (
         ([], "profiles must be 1 to 4, got 0"),
         ([profile_files.load(MEASURED)] * 5, "got 5"),
-        ([profile_files.load("h100-operations")], "is one of operations"),
+        ([profile_files.load("h100-operations")], "is of kind operations"),
     ):
         with pytest.raises(ParameterError, match=words):
             reached_peaks.draw(wrong)
@@ -286,7 +286,7 @@ def test_the_figure_draws_the_limits_and_says_what_is_given() -> None:
         assert beyond == full
     assert f"fits {COMPOSED}" not in drawn
     said = texts(figure)
-    assert "batch kept full, acceptance rate 0.55, 6 drafted tokens: assumed" in said
+    assert "batch kept full, acceptance rate α = 0.55, draft length γ = 6: assumed" in said
     assert f"{COMPOSED}:\ncomposed of operations" in said
     assert inside(figure)
     slow = {"u": UniformLayers(preset("llama-2-7b"), 1.0)}
@@ -344,7 +344,7 @@ def test_a_layer_is_its_products_and_its_attention() -> None:
     figure = layer_time.draw([hardware.profile], tensor_parallel=4)
     at, drawn = xy(lines(figure.axes[0])["whole 8"])
     assert drawn == pytest.approx(1e6 * hardware.layer(1, at, 8).seconds)
-    assert "split 4 ways" in texts(figure)
+    assert "TP 4 (GEMMs include" in texts(figure)
 
 
 def test_layers_as_wholes_have_no_parts(whole: Profile) -> None:
@@ -399,7 +399,7 @@ def test_a_command_draws_profiles(tmp_path: Path) -> None:
         (["runs/some", "-o", "there"], "--out is used with --profile alone"),
         (["--profile", "h100-llama-2-7"], "did you mean h100-llama-2-7b"),
         (["--profile", "missing.json"], "missing.json: there is no such file"),
-        (["--profile", "h100-operations"], "take a model's"),
+        (["--profile", "h100-operations"], "choose a model's profile"),
         (["--profile", MEASURED, "--profile", MEASURED], "got h100-llama-2-7b twice"),
         ([part for name in MODELS[:4] for part in ("--profile", name)], "profiles must be 1 to 3, got 4"),
     ],
@@ -451,8 +451,8 @@ def test_the_largest_batch_by_hand() -> None:
     room = one.weights + 5.5 * one.cache  # at four times the context there is room for one
     figure = largest_batch.draw(costs, drafts, **given, source="mine", contexts=(128, 512), most=16, memories={"a": room})
     drawn = shown(figure)
-    assert drawn.texts == ["Up to which batch does drafting pay?", "batch kept full, acceptance rate 1, 3 drafted tokens: mine"]
-    kept = ["sequences that memory holds", "hollow: memory is full before that"]
+    assert drawn.texts == ["Up to which batch size does drafting pay?", "batch kept full, acceptance rate α = 1, draft length γ = 3: mine"]
+    kept = ["sequences that fit memory", "hollow: exceeds the memory"]
     assert drawn.legends == [("", ["a:\nassumed", "b:\nassumed", *kept])]
     [panel] = drawn.panels
     assert dict(panel.lines) == {
@@ -461,7 +461,7 @@ def test_the_largest_batch_by_hand() -> None:
     }  # fmt: skip
     axes = figure.axes[0]
     assert panel.scales == ("log", "log")
-    assert (panel.x, panel.y) == ("context [cached positions of each sequence]", "largest batch that gains [sequences]")
+    assert (panel.x, panel.y) == ("context [cached positions per sequence]", "largest batch that pays [sequences]")
     assert panel.ticks == (["128", "512"], ["never", "1", "2", "4", "8", "16\nor more"])
     assert axes.get_yticks().tolist() == [0.5, 1, 2, 4, 8, 16]
     assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((128 / 1.15, 512 * 1.15, 0.4, 22.4))
@@ -555,8 +555,8 @@ def test_layers_by_hand(whole: Profile) -> None:
     several = [whole, replace(whole, name="yours"), replace(whole, name="theirs")]
     figure = layer_time.draw(several, batches=(1,), longest=4096)
     drawn = shown(figure)
-    assert drawn.texts == ["What one layer takes, and its attention's part of that", "one new token of each sequence"]
-    rows_said = [f"row of the table: {each}" for each in ("measured", "composed")]
+    assert drawn.texts == ["Time of one decoder layer, and attention's part of it", "one new token of each sequence"]
+    rows_said = [f"table row: {each}" for each in ("measured", "composed of operations")]
     assert drawn.legends == [("", ["whole layer", "GEMMs", "attention", *rows_said])]
     assert [panel.title for panel in drawn.panels] == ["mine", "yours", "theirs"]
     assert [panel.y for panel in drawn.panels] == ["time of one layer [µs]", "", ""]
@@ -605,7 +605,7 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     drawn = shown(figure)
     assert drawn.texts == [
         "Throughput that a decoder layer reaches on its device",
-        "a decoder layer (numbers: tokens in the pass), attention left out where it is told apart",
+        "a decoder layer (numbers: tokens in the pass), attention left out where timed separately",
     ]  # fmt: skip
     peaks = "1,000 GB/s, 100 TFLOP/s;\npeaks published"
     assert drawn.legends == [("", [f"mine: {peaks}", f"other: {peaks}", "mine:\nmeasured", "odd:\nmeasured"])]
@@ -624,7 +624,7 @@ def test_rooflines_by_hand(whole: Profile) -> None:
     assert reached_peaks.draw([weak]).axes[0].get_xlim()[1] == pytest.approx(2.5 * float(found.intensity.max()))
     split = profile_files.load(COMPOSED)
     halves = shown(reached_peaks.draw([split], tensor_parallel=2))
-    assert halves.texts[1] == "a decoder layer split 2 ways (numbers: tokens in the pass), attention left out"
+    assert halves.texts[1] == "a decoder layer at TP 2 (numbers: tokens in the pass), attention left out"
     # Over a part of a layer, by the weights that a device of two keeps.
     part, tokens = shape_of(split).shard(2), 8
     row = split.rows("dense", 2).row(by_predicate=pl.col("tokens") == tokens, named=True)
@@ -646,18 +646,18 @@ def test_where_parts_are_from_by_hand(whole: Profile) -> None:
     sources = (Source("mine", "mine.csv", parts=("dense",)),)
     two = replace(whole, provenance="composed", table=table_of(rows), notes=("nothing", note), sources=sources)
     assert [provenance.of_part(two, part) for part in ("dense", "attention")] == ["measured", "composed of operations"]
-    assert provenance.parts_said(two) == "products measured, attention composed of operations"
+    assert provenance.parts_said(two) == "GEMMs measured, attention composed of operations"
     both = replace(two, sources=(Source("mine", "mine.csv", parts=("dense", "attention")),))
     assert [provenance.of_part(both, "attention", tensor_parallel) for tensor_parallel in (1, 2, 4, 3)] == [
         "measured", "composed of eager kernels", "composed of eager kernels", "measured",
     ]  # fmt: skip
     assert [provenance.is_measured(both, "attention", tensor_parallel) for tensor_parallel in (1, 2)] == [True, False]
     assert provenance.parts_said(both) == "measured"
-    assert provenance.parts_said(both, 2) == "products measured, attention composed of eager kernels"
-    assert provenance.beyond(both, width=4, context=129, batch=8) == "beyond the table: products from tokens 8"
+    assert provenance.parts_said(both, 2) == "GEMMs measured, attention composed of eager kernels"
+    assert provenance.beyond(both, width=4, context=129, batch=8) == "beyond the table: GEMMs from tokens 8"
     assert provenance.beyond(both, width=1, context=130, batch=8) == "beyond the table: attention from context 128"
     assert provenance.beyond(both, width=2, context=130, batch=8) == (
-        "beyond the table: products from tokens 8; attention from context 128"
+        "beyond the table: GEMMs from tokens 8; attention from context 128"
     )
     assert provenance.beyond(both, 2, width=9, context=999, batch=99) == ""  # no rows of layers split so
     assert provenance.of_hardware(ProfileCosts(both)) == "measured"

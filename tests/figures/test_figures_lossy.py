@@ -90,18 +90,18 @@ def test_the_maps_and_the_shares_beside_them() -> None:
         ends = {(patch.get_y(), patch.get_x() + patch.get_width()) for patch in beside.patches}
         reached = [max(end for y, end in ends if y == layer + 0.5) for layer in range(LAYERS)]
         assert reached == pytest.approx((found != SKIPPED).mean(axis=1).tolist())
-        # The shares of all layers together are the mean layers of a token, which the title says.
+        # The shares of all layers together are the mean layers per token, which the title says.
         assert f"{schedule.label}: {sum(reached):.2f} layers" in field.get_title(loc="left")
         assert f"{LAYERS - schedule.max_layers} of {LAYERS} never used" in field.get_title(loc="left")
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["topmost layers", "first layers, to warm up", "skipped"]
+    assert legend == ["top layers", "warm-up layers (first)", "skipped"]
     assert any("published" in text.get_text() for text in figure.texts)
     assert inside(figure)
 
 
 def test_a_map_says_only_what_is_in_it() -> None:
     figure = skipdecode_layers.draw([Schedule("whole", LAYERS, LAYERS)], **BOUNDS, warm_up=0, source="assumed")
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["topmost layers"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["top layers"]
     assert "never" not in figure.axes[0].get_title(loc="left")
     assert inside(figure)
 
@@ -132,11 +132,11 @@ def test_schedules_by_hand() -> None:
     figure = draw([Schedule("a", 1, 3), Schedule("b", 2, 4, 2.0)], **SHORT)
     found = shown(figure)
     assert found.texts == [
-        "Which layers does a token go through?", "SkipDecode, mine; prompt 2, sequence of at most 5 tokens, 4 layers",
+        "Layers that a token uses", "SkipDecode, mine; prompt 2, sequence of at most 5 tokens, 4 layers",
     ]  # fmt: skip
     left, right = found.panels
-    assert (left.title, left.x, left.y) == ("dashed: mean of the generated tokens", "position  [tokens]", "layers of a token")
-    assert (right.title, right.x, right.y) == ("a: 1 to warm up, then the topmost", "position  [tokens]", "layer")
+    assert (left.title, left.x, left.y) == ("dashed: mean over generated tokens", "position  [tokens]", "layers per token")
+    assert (right.title, right.x, right.y) == ("a: 1 warm-up, then the top layers", "position  [tokens]", "layer")
     power = skipdecode.exit_layers(2, 4, 2, 5, 3, rounding="half-up", power=2.0).tolist()
     assert left.lines == [
         ("prompt", [(0, 4), (2, 4)]), ("a", [(2, 3), (3, 2), (4, 2)]), ("mean a", [(2, 7 / 3), (5, 7 / 3)]),
@@ -203,19 +203,19 @@ def test_maps_of_layers_by_hand() -> None:
     figure = skipdecode_layers.draw(three, **SHORT)
     found = shown(figure)
     assert found.texts == [
-        "Which layers does a generated token go through?",
+        "Layers that each generated token uses",
         "SkipDecode, mine; 4 layers, prompt 2, sequence of at most 5 tokens; halves rounded up",
     ]  # fmt: skip
-    assert found.legends == [("", ["topmost layers", "first layers, to warm up", "skipped"])]
+    assert found.legends == [("", ["top layers", "warm-up layers (first)", "skipped"])]
     maps, shares = found.panels[::2], found.panels[1::2]
     assert [each.title for each in maps] == [
         "a: 2.33 layers on average; 1 of 4 never used", "b: 3.00 layers on average; 1 of 4 never used",
         "c: 1.00 layers on average; 3 of 4 never used",
     ]  # fmt: skip
     assert {(each.x, each.y) for each in maps} == {("generated token", "layer")}
-    assert {(each.x, each.y) for each in shares} == {("of the tokens", "")}
+    assert {(each.x, each.y) for each in shares} == {("share of tokens", "")}
     third = pytest.approx(1 / 3)
-    wanted = {"first layers, to warm up": [1, 0, 0, 0], "topmost layers": [0, 0, third, 1]}
+    wanted = {"warm-up layers (first)": [1, 0, 0, 0], "top layers": [0, 0, third, 1]}
     for label, boxes in shares[0].bars:
         assert [(y, wide, tall) for _, y, wide, tall in boxes] == [(at + 0.5, wanted[label][at], 1) for at in range(4)]
     assert shares[0].ticks == (["50%", "100%"], [])
@@ -234,4 +234,4 @@ def test_maps_of_layers_by_hand() -> None:
         assert all(at == round(at) for at in (*field.get_xticks(), *field.get_yticks()))
     alone = skipdecode_layers.draw(three[1:2], **SHORT, warm_up=0)
     assert alone.get_size_inches().tolist() == pytest.approx([0.25 + 5.7 * 1.3, 3.85])
-    assert shown(alone).legends == [("", ["topmost layers", "skipped"])]
+    assert shown(alone).legends == [("", ["top layers", "skipped"])]

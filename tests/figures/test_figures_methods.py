@@ -221,7 +221,7 @@ def test_the_deck_stands_at_the_rates_that_its_speeds_need() -> None:
         c = deck_analysis.cost_ratio("ende")
         assert float(speculative.speedup(large, 3, 0.5)) == pytest.approx(1.13)
         assert float(theory.speedup(large, middle, 3, c, 0.5, reading=reading)) == pytest.approx(1.46)
-        assert "deck" in {text.get_text() for text in axes.texts}
+        assert "slides" in {text.get_text() for text in axes.texts}
     assert all("points" not in lines(axes) for axes in figure.axes[3:])
 
 
@@ -258,7 +258,7 @@ def test_rows_and_values_that_cannot_be_drawn_are_refused(changing: pl.DataFrame
         (lambda: adaptive_draft_lengths.draw(changing.clear()), "needs at least one row, got none"),
         (lambda: adaptive_draft_lengths.draw(changing.drop("low")), "got none called low"),
         (lambda: adaptive_draft_lengths.draw(changing.with_columns(policy=pl.lit("luck"))), "unknown policy 'luck'"),
-        (lambda: adaptive_draft_lengths.draw(pl.concat(renamed)), "rows must be of at most 3 texts, got 4"),
+        (lambda: adaptive_draft_lengths.draw(pl.concat(renamed)), "rows must be of at most 3 sequences, got 4"),
         (lambda: adaptive_draft_lengths.trajectories([0.5, 1.5], C), r"acceptance_rates\[1\] must be between 0 and 1, got 1.5"),
         (lambda: adaptive_draft_lengths.trajectories([], C), "acceptance_rates must be a list of one rate or more"),
         (lambda: adaptive_draft_lengths.trajectories([0.5], -1.0), "cost_ratio must be at least 0, got -1.0"),
@@ -292,8 +292,8 @@ def drawn(scenario: str, folder: Path) -> set[str]:
 @pytest.mark.usefixtures("album")
 def test_runs_have_the_figures_of_what_is_in_them(tmp_path: Path) -> None:
     hierarchy = drawn("speculative-hierarchy", tmp_path / "hierarchy")
-    assert {"hierarchical", "deck"} <= hierarchy  # its pair has the deck's rates
+    assert {"hierarchical", "deck"} <= hierarchy  # its pair has the rates of the slides
     deck = drawn("speculative-deck", tmp_path / "deck")
     assert "deck" in deck
     assert "hierarchical" not in deck
-    assert not {"deck", "hierarchical"} & drawn("speculative-adaptive", tmp_path / "adaptive")
+    assert not {"slides", "hierarchical"} & drawn("speculative-adaptive", tmp_path / "adaptive")

@@ -22,7 +22,7 @@ SAID: list[tuple[str, Any, str]] = [
     ("variant", "paper", "variant paper"), ("measure", "state", "state"), ("fill", "copy", "copy"),
     ("placement", "separate", "draft separate"), ("sampled", True, "sampled"), ("beams", 4, "4 beams"), ("candidates", 3, "k = 3"),
     ("batched", True, "candidates batched"), ("draft_length", 5, "γ = 5"), ("max_draft_length", 10, "drafts up to 10"),
-    ("max_layers", 32, "32 layers at first"), ("min_layers", 8, "8 at last"),
+    ("draft_stop", "rejection", "stop at rejection"), ("max_layers", 32, "32 layers at first"), ("min_layers", 8, "8 at last"),
     ("warm_up", 2, "2 to warm up"), ("power", 0.5, "power 0.5"), ("rounding", "down", "rounded down"),
     ("exit_layer", 20, "exit layer 20"), ("layers", 40, "40 layers"), ("draft_layers", 6, "draft of 6 layers"),
     ("tensor_parallel", 4, "TP 4"),
@@ -51,6 +51,7 @@ def test_a_column_is_said_once_in_these_words(name: str, value: Any, said: str) 
 @pytest.mark.parametrize(("row", "said"), [
     ({"sequences": 1}, []), ({"batch": 1}, []), ({"tensor_parallel": 1}, []), ({"units": 1}, []),
     ({"placement": "colocated"}, []), ({"power": 1.0}, []), ({"estimator": "unbiased"}, []), ({"sampled": False}, []),
+    ({"draft_stop": "round"}, []),
     ({"sequences": 1, "batching": "static"}, []), ({"sequences": 2, "batching": "static"}, ["batch of 2", "static"]),
 ])  # fmt: skip
 def test_what_goes_without_saying_is_not_said(row: dict[str, Any], said: list[str]) -> None:
@@ -165,7 +166,7 @@ def test_figures_are_drawn_by_these_rules_and_by_no_others() -> None:
     """Letters of 10 points, titles of 12 at the left, legends of 9 without a frame; thin grids below what is drawn."""
     before = dict(matplotlib.rcParams)
     with matplotlib.rc_context({"font.size": 20, "lines.linewidth": 9}):
-        with style.house():
+        with style.styled():
             found = dict(matplotlib.rcParams)
         assert matplotlib.rcParams["font.size"] == 20
     assert dict(matplotlib.rcParams) == before

@@ -80,7 +80,7 @@ def test_match_rates_stand_at_their_layers() -> None:
         assert y.tolist() == pytest.approx([np.concatenate(record.matches(layer, count, head)).mean() for layer in expected])
     assert set(drawn) == {"k=1 N", "k=1 Y", "k=3 N", "k=3 Y"}
     assert inside(figure)
-    assert "12 greedy texts, 240 positions (measured)" in words(figure)
+    assert "12 greedy sequences, 240 positions (measured)" in words(figure)
 
 
 def test_bands_of_match_rates_are_wilsons() -> None:
@@ -166,7 +166,7 @@ def test_coins_that_are_independent_lie_about_the_line() -> None:
 
 
 def test_texts_in_which_nothing_is_tested_are_refused() -> None:
-    with pytest.raises(ParameterError, match="texts of one token"):
+    with pytest.raises(ParameterError, match="one token each"):
         acceptance_by_position.draw([[1], [1]], 3, "nothing")
 
 
@@ -224,7 +224,7 @@ def test_every_row_stands_at_its_cost(name: str) -> None:
     at = xy(lines(whole)["target alone"])
     assert (float(at[0][0]), float(at[1][0])) == (1.0, 1.0 if name == "agreement" else -1.0)
     assert inside(figure)
-    assert "8 texts for each point (measured" in words(figure)
+    assert "8 sequences per point (measured" in words(figure)
 
 
 def test_bild_stands_at_its_thresholds_too() -> None:
@@ -315,7 +315,7 @@ def test_every_token_is_in_the_colour_and_over_the_line_of_its_producer() -> Non
     assert len(set(under)) == len({colour for colour, _ in under}) == len({line for _, line in under}) == 2
     said = words(figure)
     assert "the draft, accepted: 3 of 6 tokens" in said
-    assert "the target, behind a draft: 3 of 6 tokens" in said
+    assert "the target, after a draft: 3 of 6 tokens" in said
     assert "f$x$(" in said  # no formula is made of it
     assert inside(figure)
 
@@ -330,7 +330,7 @@ def test_a_text_is_broken_where_it_says_so_and_where_a_line_is_full() -> None:
     tight = tokens_by_source.draw(made, shown, columns=60)
     assert boxes(tight)
     assert inside(tight)
-    with pytest.raises(ParameterError, match="words must be as many as tokens, 6, got 1"):
+    with pytest.raises(ParameterError, match="words must be one string per token, 6, got 1"):
         tokens_by_source.draw(made, ["a"])
     with pytest.raises(ParameterError, match="at most 60 lines"):
         tokens_by_source.draw(made, ["\n" * 20] * 6)
@@ -396,10 +396,10 @@ def test_acceptance_by_hand() -> None:
     drawn = figure_checks.shown(figure)
     alpha = 6 / 13  # of tokens tested
     assert drawn.texts == [
-        "Is every drafted token as likely to be accepted?", "by hand; below each point, how many were tested",
+        "Does the acceptance rate depend on the position?", "by hand; numbers: tested tokens",
     ]  # fmt: skip
     assert drawn.legends == [("", [
-        "accepted of tested, band of 95 % (Wilson)", "one rate: α = 0.462 everywhere", "its interval of 95 % between sequences",
+        "accepted / tested, band of 95 % (Wilson)", "overall rate: α = 0.462", "its 95 % band over sequences",
     ])]  # fmt: skip
     left, right = drawn.panels
     assert (left.title, left.x, left.y) == ("Along the sequence", "output position", "acceptance rate  [accepted of tested tokens]")
@@ -430,7 +430,7 @@ def test_acceptance_by_hand() -> None:
     assert acceptance_by_position.draw(TWO_TEXTS, 33, "").axes[1].get_xticks().tolist() == [*range(1, 34, 3)]
     edges = acceptance_by_position.draw([np.arange(32, 0, -1)], 40, "").axes[0]
     assert [x for x, _ in zip(*xy(lines(edges)["accepted"]), strict=True)] == [2.5 + 4 * each for each in range(8)]
-    with pytest.raises(ParameterError, match="texts of one token"):
+    with pytest.raises(ParameterError, match="one token each"):
         acceptance_by_position.draw([[1]], 1, "")
 
 
@@ -438,16 +438,16 @@ def test_accepted_lengths_by_hand() -> None:
     figure = accepted_lengths.draw(TWO_TEXTS, [3, 1], "by hand")
     drawn = figure_checks.shown(figure)
     assert drawn.texts == [
-        "How many drafted tokens a round accepts", "by hand;\na round generates one token more, the target's own",
+        "Accepted draft tokens per round", "by hand;\neach round generates one more token, from the target",
     ]  # fmt: skip
-    assert drawn.legends == [("", ["measured, interval of 95 % (Wilson)", "geometric law of α: independent acceptances"])]
+    assert drawn.legends == [("", ["measured, interval of 95 % (Wilson)", "geometric law of α (i.i.d. acceptances)"])]
     panel = drawn.panels[0]
     alpha = 6 / 11  # of tokens tested in the rounds that have room for a whole draft
     expected = 1 + alpha + alpha**2 + alpha**3
     (error,) = rates_from_logs.dependence(TWO_TEXTS, [3], 0.7, 2, np.random.default_rng(9))
     assert panel.title.split("\n") == [
-        "γ = 3, α = 0.545: 7 rounds", f"tokens a round: 1.86 measured, {expected:.2f} by the law",
-        f"by the α of positions, {error.acceptance_rate:.3f}: {error.error:+.1%}",
+        "γ = 3, α = 0.545: 7 rounds", f"tokens per round: 1.86 measured, {expected:.2f} by law",
+        f"error with the α of positions, {error.acceptance_rate:.3f}: {error.error:+.1%}",
     ]  # fmt: skip
     shares = [5 / 7, 0, 0, 2 / 7]
     [bars] = [boxes for label, boxes in panel.bars if label == "measured"]
@@ -459,8 +459,8 @@ def test_accepted_lengths_by_hand() -> None:
     both = enumerate(zip(found.low, found.high, strict=True))
     wanted = [[(place - 0.15, low), (place - 0.15, high)] for place, (low, high) in both]
     assert np.array(ends) == pytest.approx(np.array(wanted))
-    assert (panel.x, panel.y) == ("drafted tokens accepted in a round", "share of rounds")
-    assert (drawn.panels[1].x, drawn.panels[1].y) == ("drafted tokens accepted in a round", "")
+    assert (panel.x, panel.y) == ("accepted draft tokens per round", "share of rounds")
+    assert (drawn.panels[1].x, drawn.panels[1].y) == ("accepted draft tokens per round", "")
     assert panel.ticks[0] == ["0", "1", "2", "3"]
     assert {axes.get_ylim()[0] for axes in figure.axes} == {0}
     assert panel.grid == "y"
@@ -482,9 +482,9 @@ def test_a_text_and_its_writers_by_hand() -> None:
     ]  # fmt: skip
     assert tokens_by_source.pieces([], 5) == []
     assert tokens_by_source.WORDS == {
-        "draft": "the draft, accepted", "target": "the target, behind a draft", "match": "early candidates: a match",
-        "miss": "early candidates: a miss", "fallback": "the target, handed over to", "again": "the target once more",
-        "rollback": "the target, in place of what it took back", "cap": "the target, behind a full draft", "token": "the target",
+        "draft": "the draft, accepted", "target": "the target, after a draft", "match": "early candidates: a match",
+        "miss": "early candidates: a miss", "fallback": "the target, after a fallback", "again": "the target, without a new fallback",
+        "rollback": "the target, after a rollback", "cap": "the target, after a full draft", "token": "the target",
         "column": "the target",
     }  # fmt: skip
     account = Account()
@@ -497,7 +497,7 @@ def test_a_text_and_its_writers_by_hand() -> None:
     figure = tokens_by_source.draw(made, ["one", " two", "$x$"], prompt=["go", " on"], columns=24)
     drawn = figure_checks.shown(figure)
     assert drawn.texts == [
-        "Who wrote this text? ppd", "k 3, on False;", "3 tokens, passes: 2 of", "the target, 1 of the", "draft",
+        "Source of each token: ppd", "k 3, on False;", "3 tokens, passes: 2 of", "the target, 1 of the", "draft",
     ]  # fmt: skip
     # Known writers in the order of their words, then the others.
     assert drawn.legends == [("", [

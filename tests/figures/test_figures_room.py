@@ -100,7 +100,7 @@ LENGTHS = pl.DataFrame({"point": [0], "view": ["paths"], "accepted": [1], "round
 CHOICE = one_method().filter(method="speculative")
 FULL: dict[str, tuple[Any, Callable[[int], object], int, str]] = {
     "adaptive": (adaptive_draft_lengths, lambda n: adaptive_draft_lengths.draw(several(TEXTS, n, "text", str)), 3,
-        "at most 3 texts, got 4"),
+        "at most 3 sequences, got 4"),
     "agreement": (agreement_over_cost, lambda n: agreement_over_cost.draw(several(LINE, n, "rollback_threshold", float)), 8,
         "at most 8 lines, got 9"),
     "accepted": (accepted_tokens, lambda n: accepted_tokens.draw(several(LENGTHS, n, "point", int)), 12,
@@ -129,7 +129,7 @@ FULL: dict[str, tuple[Any, Callable[[int], object], int, str]] = {
 @pytest.mark.parametrize("name", FULL)
 def test_as_much_as_there_is_room_for_is_drawn_and_one_more_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, draw, most, message = FULL[name]
-    monkeypatch.setattr(module, "house", _unopened)
+    monkeypatch.setattr(module, "styled", _unopened)
     for count in (1, most):
         with pytest.raises(PassedError):
             draw(count)
@@ -252,9 +252,9 @@ def test_what_is_not_asked_for_is_as_the_documents_say() -> None:
         (adaptive_draft_lengths.trajectories, {"text": "", "longest": 20, "replications": 1000, "seed": 0}),
         (adaptive_draft_lengths.example, {"replications": 1000}), (tradeoff.draw, {"x": "mean_busy_units"}),
         (speedup.draw, {"x": "acceptance_rate"}),
-        (timeline.draw, {"commits": None, "title": "Who held which unit", "time_unit": "layer-times"}),
+        (timeline.draw, {"commits": None, "title": "Timeline of units", "time_unit": "layer-times"}),
         (timeline.prepared, {"commits": None}), (label_placement.place, {"size": 8.5}), (label_placement.at_right, {"size": 8.5}),
-        (bild_thresholds.of_run, {"cost_source": "as [cost] says"}),
+        (bild_thresholds.of_run, {"cost_source": "see [cost]"}),
         (figures.save, {"formats": ("png", "svg")}), (figures.of_run, {"table": None}),
         (figures.of_comparison, {"limits": None, "pair": None}),
     ):  # fmt: skip

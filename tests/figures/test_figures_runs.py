@@ -113,7 +113,7 @@ def test_marks_of_lossy_methods_are_hollow_and_the_legend_says_so() -> None:
     told = [text.get_text() for text in figure.legends[0].get_texts()]
     marked = {text.partition(",")[0].removesuffix(" (lossy)") for text in told if text.endswith("(lossy)")}
     assert marked == {"Big Little Decoder", "SkipDecode", "early exit"}
-    assert any("hollow: another text" in text.get_text() for text in figure.texts)
+    assert any("hollow: lossy" in text.get_text() for text in figure.texts)
     assert inside(figure)
     only = method_comparison.draw(rows.filter(pl.col("exact")))
     assert not any("lossy" in text.get_text() for text in [*only.texts, *only.legends[0].get_texts()])
@@ -265,7 +265,7 @@ def test_the_run_s_curves_and_what_they_rest_on(thresholds: pl.DataFrame) -> Non
         assert curve.tolist() == own.select("relative_latency", "agreement").to_numpy().tolist()
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["1", "2", "5", "never"]
     told = " ".join(text.get_text() for text in figure.texts)
-    assert "(assumed: a small model that knows how often it is right); c = 0.25 (as [cost] says)" in told
+    assert "(assumed: a small model that knows how often it is right); c = 0.25 (see [cost])" in told
     assert "formula, 128 tokens" in told
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["large model alone", "both policies", "no rollback", "no fallback: windows of 10"]
@@ -309,7 +309,7 @@ def test_every_choice_has_its_bars(compared: pl.DataFrame) -> None:
     texts = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert texts[0] == "plain decoding"
     assert texts[3] == "Big Little Decoder, f = 0.11, r = 0.01"
-    assert "rates assumed; times and shapes as [cost] says; 64 tokens" in [text.get_text() for text in figure.texts]
+    assert "rates assumed; times and shapes: see [cost]; 64 tokens" in [text.get_text() for text in figure.texts]
     assert inside(figure)
 
 
@@ -322,7 +322,7 @@ def test_choices_of_one_method_are_named_by_what_they_differ_in() -> None:
     assert not any("crosses" in text.get_text() for text in figure.legends[0].get_texts())
     assert inside(figure)
     batch = formula("skipdecode")
-    assert "SkipDecode, batch of 4, 66% of it filled, 16 layers at first, 8 at last" in [
+    assert "SkipDecode, batch of 4, 66% occupied, 16 layers at first, 8 at last" in [
         label.get_text() for label in operations_and_bytes.draw(batch).axes[0].get_yticklabels()
     ]
 

@@ -309,8 +309,8 @@ def test_shares_of_rounds_and_both_laws_stand_at_their_lengths() -> None:
     figure = accepted_tokens.draw(histogram())
     for axes, (rate, gamma, tokens), point in zip(figure.axes, [(0.5, 3, 20), (0.9, 6, 40)], (0, 1), strict=True):
         drawn = lines(axes)
-        assert xy(drawn["distribution behind Eq. 1: whole drafts"])[1] == pytest.approx(speculative.tokens_pmf(rate, gamma))
-        assert xy(drawn["exact distribution: the last drafts are cut short"])[1] == pytest.approx(walked(rate, gamma, tokens))
+        assert xy(drawn["distribution of Eq. 1: whole drafts"])[1] == pytest.approx(speculative.tokens_pmf(rate, gamma))
+        assert xy(drawn["exact distribution: last drafts cut short"])[1] == pytest.approx(walked(rate, gamma, tokens))
         for view, heights in (
             ("paths", [bar.get_height() for bar in axes.patches]),  # type: ignore[attr-defined]
             ("events", xy(drawn["simulated: events"])[1]),
@@ -372,11 +372,11 @@ def test_the_map_by_hand() -> None:
     figure = best_draft_length.draw(rows)
     drawn = shown(figure)
     assert drawn.texts == [
-        "The best draft length, and the speed-up that it reaches",
-        "colours and γ: best number of drafted tokens; lines: speed-up over plain decoding (Theorem 3.8, many tokens)",
+        "Best draft length, and its speed-up",
+        "colours: best draft length γ; lines: speed-up over plain decoding (Theorem 3.8, many tokens)",
     ]  # fmt: skip
     [panel] = drawn.panels
-    assert (panel.x, panel.y) == ("acceptance rate α of a tested token", "cost ratio c: draft pass over target pass")
+    assert (panel.x, panel.y) == ("acceptance rate α per tested token", "cost ratio c (draft pass / target pass)")
     assert panel.scales == ("linear", "log")
     axes = figure.axes[0]
     assert (*axes.get_xlim(), *axes.get_ylim()) == pytest.approx((0, 1, 0.005, 1))
@@ -384,8 +384,8 @@ def test_the_map_by_hand() -> None:
     regions = {"γ = 1": (1, 1), "2": (2, 2), "3": (3, 3), "4": (4, 4), "5–6": (5, 6), "7–9": (7, 9), "10–14": (10, 14),
                "15–24": (15, 24), "25 +": (25, 10**9)}  # fmt: skip
     named = {text.get_text(): text for text in axes.texts}
-    speeds = [f"{speed} times" for speed in ("1.1", "1.5", "2", "3", "5", "10")]
-    assert [*named] == ["nothing pays: α ≤ c", *regions, *reversed(speeds), "mine"]
+    speeds = [f"{speed}×" for speed in ("1.1", "1.5", "2", "3", "5", "10")]
+    assert [*named] == ["plain decoding is fastest: α ≤ c", *regions, *reversed(speeds), "mine"]
     for name, (low, high) in regions.items():
         rate, ratio = named[name].get_position()
         assert low <= int(speculative.optimal_draft_length(rate, ratio)) <= high
@@ -395,7 +395,7 @@ def test_the_map_by_hand() -> None:
         ratio = 0.005 ** (1 - at)  # of a scale of powers from .005 to 1
         best = speculative.speedup(0.998, speculative.optimal_draft_length(0.998, ratio), ratio)
         assert float(best) == pytest.approx(speed, rel=0.02)
-    rate, ratio = named["nothing pays: α ≤ c"].get_position()
+    rate, ratio = named["plain decoding is fastest: α ≤ c"].get_position()
     assert rate < ratio
     assert named["mine"].xy == (0.9, 0.2)  # type: ignore[attr-defined]
     assert named["mine"].get_path_effects()
@@ -426,11 +426,11 @@ def test_batches_of_pass_times_by_hand() -> None:
     target, draft = PassTimes(batches, [1, 2], [16], wide), PassTimes(batches, [1], [16], [[[0.25]]] * 3)
     figure = verify_cost.draw(target, draft, [0.5, 0.2], context=16, source="mine")
     drawn = shown(figure)
-    assert drawn.texts == ["Up to which batch does drafting pay?", "mine; context 16"]
+    assert drawn.texts == ["Up to which batch size does drafting pay?", "mine; context 16"]
     left, right = drawn.panels
     assert (left.title, left.x) == ("α = 0.5   (star: best draft length)", "draft length γ  [tokens]")
     assert left.y == "speed-up over plain decoding of the same batch"
-    assert right.title == "ring: the largest batch that gains;  numbers: best γ at α = 0.5"
+    assert right.title == "ring: largest batch that pays;  numbers: best γ at α = 0.5"
     assert (right.x, right.y) == ("sequences per batch", "speed-up at the best draft length")
     gain = 1.5 / 1.25  # 1.5 tokens for a draft pass of a quarter and one of the target
     assert left.line("batch 1") == left.line("batch 2") == [(0, 1), (1, pytest.approx(gain))]
@@ -466,7 +466,7 @@ def test_batches_of_pass_times_by_hand() -> None:
         f"batch {each}" for each in (1, 4, 8, 32, 64, 256)
     ]
     assert source == (
-        "times assumed: reading 10 ms + 0.05 ms a sequence, or arithmetic 0.1 ms a token, whichever is longer; draft a twelfth"
+        "times assumed: max of reading (10 ms + 0.05 ms per sequence) and arithmetic (0.1 ms per token); draft 1/12 of it"
     )
     assert target.batches.tolist() == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert target.widths.tolist() == [*range(1, 17)]

@@ -64,14 +64,14 @@ def test_what_the_small_model_wrote_in_vain_is_what_the_engine_counted(change: d
         accepted = sum(kept * count for (kept, _), count in run.rounds.items())
         drafted = sum(length * count for (_, length), count in run.rounds.items())
         assert found["draft"] == accepted
-        assert found["taken back"] == drafted - accepted
+        assert found["rolled back"] == drafted - accepted
         assert found["unsure"] == run.passes_of["draft"] - drafted
         assert found["again"] == sum(kind == "again" for _, kind, _ in run.commits)
         assert found["kept"] + found["again"] == run.passes_of["target"]
         dashed = [float(np.asarray(line.get_xdata())[0]) for line in figure.axes[0].lines if line.get_linestyle() == "--"]
         assert dashed == [time for time, kind, _ in run.commits if kind == "rollback"]
         seen += found
-    assert min(seen[kind] for kind in ("draft", "taken back", "unsure", "kept")) > 0
+    assert min(seen[kind] for kind in ("draft", "rolled back", "unsure", "kept")) > 0
     assert (seen["again"] > 0) == ("method.variant" in change)
 
 
@@ -95,15 +95,15 @@ def test_small_and_large_model_have_rows_of_their_own() -> None:
 def test_every_kind_is_told_by_face_and_hatch_and_named() -> None:
     figure = drawn(record(SCENARIO, replication=1, set=CODE))
     kinds = {str(each.get_label()): each for each in figure.axes[0].collections}
-    assert set(kinds) == {"kept", "draft", "unsure", "taken back", "again"}
+    assert set(kinds) == {"kept", "draft", "unsure", "rolled back", "again"}
     faces = {tuple(np.ravel(np.asarray(each.get_facecolor()))) for each in kinds.values()}
     hatches = {each.get_hatch() for name, each in kinds.items() if name not in ("kept", "draft")}
     assert len(faces) == 5
     assert len(hatches) == 3
     assert None not in hatches
-    for words in ("unsure: falls back", "its token rolled back", "pass once more, after a rollback"):
+    for words in ("unsure: falls back", "its token rolled back", "pass repeated after a rollback"):
         assert words in legend(figure)
-    assert "a rollback)" in figure.legends[0].get_title().get_text()
+    assert "or rollback)" in figure.legends[0].get_title().get_text()
     assert any("rollback" in text for text in texts(figure))
     assert inside(figure)
 
@@ -117,12 +117,12 @@ def test_of_an_early_exit_the_first_layers_are_the_small_model() -> None:
         found = Counter(label for label, *_ in bars(drawn(run)))
         assert found["kept"] == len(run.intervals) - len(small) == sum(run.rounds.values())
         taken = sum((length - kept) * count for (kept, length), count in run.rounds.items())
-        # Of what is taken back the last token may have been read too, for the layers behind.
+        # Of what is rolled back the last token may have been read too, for the layers behind.
         rollbacks = sum(kind == "rollback" for _, kind, _ in run.commits)
-        assert taken <= found["taken back"] <= taken + rollbacks
+        assert taken <= found["rolled back"] <= taken + rollbacks
         assert found["unsure"] == sum(kind == "fallback" for _, kind, _ in run.commits)
         seen += found
-    assert min(seen[kind] for kind in ("draft", "taken back", "unsure")) > 0
+    assert min(seen[kind] for kind in ("draft", "rolled back", "unsure")) > 0
 
 
 def test_without_commits_and_in_other_methods_nothing_is_in_vain() -> None:
@@ -163,8 +163,8 @@ def test_texts_that_put_out_each_its_own_are_told_together() -> None:
         out += tokens
         at[time] = out
     assert len(at) < len(run.commits)
-    said = [text for text in texts(drawn(run)) if text.endswith("out, round")]
-    assert said == [f"{each} out, round" for each in at.values()]
+    said = [text for text in texts(drawn(run)) if text.endswith(", round")]
+    assert said == [f"{each} tokens, round" for each in at.values()]
     assert any(row.depth > 1 and row.width > row.depth for row in run.intervals)
 
 
@@ -175,7 +175,7 @@ def test_keys_and_values_of_skipped_layers_are_no_layers() -> None:
     figure = drawn(run)
     found = sorted((start, end) for label, start, end, _ in bars(figure) if label == "rows")
     assert found == [(row.start, row.end) for row in rows]
-    assert "keys and values of skipped layers" in legend(figure)
+    assert "KV cache rows of skipped layers" in legend(figure)
     names = [event["name"] for event in chrome_trace(run.intervals, run.commits, "")["traceEvents"] if event["ph"] == "X"]
     assert f"token {rows[0].position} · keys and values of layers {rows[0].first}–24" in names
     alone = [row for row in run.intervals if row.first == row.last]

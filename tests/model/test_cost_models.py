@@ -158,7 +158,7 @@ def test_the_error_is_that_of_what_takes_the_time():
     """Of few tokens that of reading the weights, of many that of arithmetic, and in between where both take as long halfway."""
     cost = Roofline(SHAPE, 2e12, 2e14, Efficiency(memory=0.5, compute=0.5, error=0.1, compute_error=0.5))
     ridge = 2 * 2e14 / 2e12 / 2  # tokens at which 2 operations a weight take as long as its 2 bytes
-    for found in (cost.head, lambda tokens: cost._said(1.0, cost.arithmetic(tokens, 1.0))):
+    for found in (cost.head, lambda tokens: cost._estimate(1.0, cost.arithmetic(tokens, 1.0))):
         errors = [float(found(tokens).error) for tokens in (1, ridge, 100 * ridge)]
         assert errors == pytest.approx([0.1, 0.3, 0.5], abs=1e-3)
 
@@ -265,7 +265,7 @@ def test_layers_split_over_devices_have_their_own_times_and_two_reductions():
     attention = float(one.attention(1, 128, 4 / 2).seconds)
     assert float(two.layer(1, 128, 4).seconds) == pytest.approx(1e-4 / 2 + 4e-6 + attention + 2 * reduction)
     assert float(two.head(8).seconds) == pytest.approx(float(one.head(8).seconds) / 2)
-    with pytest.raises(ParameterError, match="tensor_parallel must be one of 1, 2, what profile tiny has, got 4"):
+    with pytest.raises(ParameterError, match="tensor_parallel must be one of 1, 2 in profile tiny, got 4"):
         ProfileCosts(profile(SPLIT), tensor_parallel=4)
 
 
@@ -277,9 +277,9 @@ def test_whole_layers_are_looked_up_by_how_busy_the_host_is():
     ]
     cost = ProfileCosts(profile(rows))
     assert float(cost.layer(2, 64, busy=1).seconds) == 1e-4 * 2 * 1.2
-    with pytest.raises(ParameterError, match="busy must be one of 0, 1, what profile tiny has, got 2; measure it"):
+    with pytest.raises(ParameterError, match="busy must be one of 0, 1 in profile tiny, got 2; measure it"):
         cost.layer(1, 64, busy=2)
-    with pytest.raises(ParameterError, match="busy must be 0, what profile tiny has, got 1"):
+    with pytest.raises(ParameterError, match="busy must be 0 in profile tiny, got 1"):
         ProfileCosts(profile(SPLIT)).layer(1, 128, busy=1)
     assert cost.missing == ("head", "embedding", "step", "send")
     assert float(cost.head(3).seconds) == float(cost.transfer(100).seconds) == 0
@@ -298,7 +298,7 @@ def test_no_time_of_a_profile_is_below_what_it_was_measured_at_by_efficiency(wid
 
 def test_a_profile_of_something_else_is_no_cost_of_a_pass():
     rows = [{"part": "gemm", "m": 1, "n": 8, "k": 8, "time_s": 1e-5}]
-    with pytest.raises(ParameterError, match="profile tiny is one of operations; a pass needs one of a model"):
+    with pytest.raises(ParameterError, match="profile tiny must be of kind model, got operations; compose one"):
         ProfileCosts(profile(rows, kind="operations"))
 
 

@@ -112,7 +112,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     *[(lambda name=name: replace(device("t4"), **{name: 0.0}), f"{name} must be between 1")  # type: ignore[misc]
       for name in ("memory_bytes", "bandwidth", "link", "host_link", "cache_bytes")],
     (lambda: replace(device("t4"), bandwidth=math.inf), "bandwidth must be between 1e\\+08 and 1e\\+17, got inf"),
-    (lambda: replace(device("t4"), rates={}), "rates must be a table with one for some of bfloat16"),
+    (lambda: replace(device("t4"), rates={}), r"rates must be a table of rates by dtype \(bfloat16"),
     (lambda: replace(device("t4"), rates={"half": 1.0}), "unknown dtype 'half'"),
     (lambda: replace(device("t4"), rates={"float16": 0.0}), r"rates\[float16\] must be between 1e\+08 and 1e\+20, got 0.0"),
 ]  # fmt: skip

@@ -326,6 +326,13 @@ def test_a_law_of_rounds_is_none_of_the_medium_models() -> None:
 
 
 @pytest.mark.parametrize("reading", READINGS)
+def test_too_few_rates_are_called_by_their_name(reading: str) -> None:
+    few = ByPosition([0.5] * 4, name="medium rates")
+    with pytest.raises(ParameterError, match=r"^medium rates must have one rate for each of \d+ output positions, got \d; "):
+        moments(chosen(reading, 3), 8, Iid(0.5), few, UnitCost(4, cost_ratio=0.1, medium_cost_ratio=0.3))
+
+
+@pytest.mark.parametrize("reading", READINGS)
 def test_operations_are_the_tokens_of_all_passes_but_for_those_read_late(reading: str) -> None:
     """What a model has not read yet of the text it reads with its next pass, each token once: left out, as in Theorem 3.11."""
     rng = np.random.default_rng(8)

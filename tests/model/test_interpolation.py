@@ -318,7 +318,7 @@ def test_dips_are_falls_from_one_point_of_a_line_to_the_next():
     [
         ({"width": [1, 2]}, [1.0], "width must have one value for each of 1 times, got 2"),
         ({"width": []}, [], "width must have one value for each of 0 times, got 0"),
-        ({"width": [1, 1]}, [1.0, 2.0], "each point of width must be there once, got 2 rows of 1 points"),
+        ({"width": [1, 1]}, [1.0, 2.0], "each point of width must occur once, got 2 rows of 1 points"),
         ({"width": [1, -2]}, [1.0, 2.0], "width[1] must be at least 0, got -2.0"),
         ({"width": [1, 2]}, [1.0, -2.0], "seconds[1] must be at least 0, got -2.0"),
     ],

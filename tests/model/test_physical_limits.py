@@ -45,12 +45,12 @@ def test_a_cache_spares_what_it_holds_and_no_more() -> None:
     half = of_layer(moved / 2 / 1e12 * 1.001, cache_bytes=moved / 2)
     physical_limits.check(half, SEVEN, in_sequence=False)
     # In sequence 32 layers share it: the median layer has at most a sixteenth of it.
-    with pytest.raises(ParameterError, match="can hold left out"):
+    with pytest.raises(ParameterError, match="beyond what its cache"):
         physical_limits.check(half, SEVEN)
     physical_limits.check(of_layer((moved - moved / 32) / 1e12 * 1.001, cache_bytes=moved / 2), SEVEN)
     whole = of_layer(1e-5, cache_bytes=16 * moved)
     physical_limits.check(whole, SEVEN)
-    assert physical_limits.limit(whole, SEVEN).startswith("arithmetic alone")
+    assert physical_limits.limit(whole, SEVEN).startswith("arithmetic only")
     assert physical_limits.limit(half, SEVEN).startswith("memory and arithmetic")
 
 

@@ -142,7 +142,7 @@ def test_what_comes_later_changes_nothing_before(point: tuple[Parameters, int, S
         np.testing.assert_array_equal(few[:2], [many.time[:tokens], many.busy[:tokens]])  # type: ignore[index]
 
 
-def test_points_that_are_predicted_together_are_predicted_alone() -> None:
+def test_predictions_of_points_equal_single_predictions() -> None:
     """Uniform costs and others, forms, numbers of tokens and laws mixed, in any order."""
     costs = [growing(8, link=0.3), growing(8, prompt=40), UnitCost(8), UnitCost(8, link=0.5)]
     grid = itertools.product([("literal", 4), ("eager", 5), ("flat", 3)], (1, 5), costs)

@@ -92,12 +92,12 @@ def spoiled(row, **more):
         (spoiled(3, width=None), "row 4, column width: must be a number of at least 1, got nan"),
         (spoiled(3, busy=-1), "row 4, column busy: must be a number of at least 0, got -1.0"),
         (spoiled(3, tensor_parallel=0), "row 4, column tensor_parallel: must be a number of at least 1, got 0.0"),
-        (spoiled(3, width=1), "row 4: part layer has its point more than once; keep the median of its repeats"),
+        (spoiled(3, width=1), "row 4: part layer has this point more than once; keep the median of its repeats"),
         (spoiled(3, low_s=1.0), "row 4, column time_s: must be between low_s=1 and high_s=0.0001"),
         (spoiled(3, part="leyer"), "row 4: unknown part 'leyer'; did you mean layer?"),
         (ROWS[6:], "a profile of kind model must have rows of layer or dense, got head"),
         ([], "the table is empty; a profile has at least one row"),
-        ([{"part": "layer", "width": 1, "context": 1, "time_s": 1}], "column batch is missing; part layer goes by width, cont"),
+        ([{"part": "layer", "width": 1, "context": 1, "time_s": 1}], "column batch is missing; part layer has the axes width"),
     ],
 )
 def test_impossible_rows_are_refused_with_their_row(rows, message):
@@ -135,7 +135,7 @@ def test_columns_are_those_that_are_known(table, message):
         ({"rate": float("nan")}, "rate must be finite and at least 1, got nan"),
         ({"cache_bytes": -1}, "cache_bytes must be at least 0, got -1"),
         ({"sources": ()}, "sources must name where the rows come from, got none"),
-        ({"device": 3}, "device must be a text, got 3"),
+        ({"device": 3}, "device must be a string, got 3"),
     ],
 )
 def test_a_profile_says_what_it_is(more, message):
@@ -178,7 +178,7 @@ def written(tmp_path):
         ({"columns": ["part"]}, "tiny.json: columns must be a table of keys, got ['part']"),
         ({"notes": 5}, "tiny.json: notes must be a list, got 5"),
         ({"notes": "a note"}, "tiny.json: notes must be a list, got 'a note'"),
-        ({"notes": [5]}, "tiny.json: notes must be texts, got 5"),
+        ({"notes": [5]}, "tiny.json: notes must be strings, got 5"),
         ({"sources": "x"}, "tiny.json: sources must be a list, got 'x'"),
         ({"errors": {"layer": "much"}}, "tiny.json: errors[layer] must be a number, got 'much'"),
         ({"errors": {"layer": -0.1}}, "tiny.json: errors[layer] must be at least 0, got -0.1"),
@@ -213,7 +213,7 @@ def test_what_is_no_profile_is_said_to_be_none(tmp_path):
         profile_files.load("h100-nobody")
     with pytest.raises(ParameterError, match=r"nobody\.json: there is no such file"):
         profile_files.load(tmp_path / "nobody.json")
-    with pytest.raises(ParameterError, match=r"a profile is named by its \.json file, got tiny\.parquet"):
+    with pytest.raises(ParameterError, match=r"a profile is given by its \.json file, got tiny\.parquet"):
         profile_files.load(tmp_path / "tiny.parquet")
 
 
@@ -279,13 +279,13 @@ def test_each_part_goes_by_its_axes_and_may_take_no_time_unless_it_is_much(part)
             f"row 4, column {axis}: must be a number of at least {least}, got {least - 1:.1f}"
         )
         assert refusal(made, [*rows, row_of(part), row_of(part, **{axis: 3}), row_of(part)]) == (
-            f"row 6: part {part} has its point more than once; keep the median of its repeats"
+            f"row 6: part {part} has this point more than once; keep the median of its repeats"
         )
         if axis in AXES[part]:
             table = table_of([*rows, row_of(part)]).drop(axis)
             users = [each for each in ("layer", "gemm", "send", part) if axis in AXES[each]]
             assert refusal(made, table=table) == (
-                f"column {axis} is missing; part {users[0]} goes by {', '.join(AXES[users[0]])}"
+                f"column {axis} is missing; part {users[0]} has the axes {', '.join(AXES[users[0]])}"
             )
     nothing = [*rows, row_of(part, time_s=0.0)]
     if part in ("layer", "dense", "gemm"):
@@ -319,7 +319,7 @@ def test_the_first_row_that_repeats_a_point_is_named(tokens):
     rows = [row_of("head"), *(row_of("dense", tokens=each) for each in tokens)]
     if again:
         assert refusal(made, rows) == (
-            f"row {again[0] + 2}: part dense has its point more than once; keep the median of its repeats"
+            f"row {again[0] + 2}: part dense has this point more than once; keep the median of its repeats"
         )
     else:
         made(rows)
@@ -332,13 +332,13 @@ def test_points_of_many_axes_are_told_apart_and_repeats_found_however_far_they_l
     assert made(rows, kind="operations").rows("gemm").height == 8
     for m, n, k in places:
         assert refusal(made, [*rows, row_of("gemm", m=m, n=n, k=k)], kind="operations") == (
-            "row 9: part gemm has its point more than once; keep the median of its repeats"
+            "row 9: part gemm has this point more than once; keep the median of its repeats"
         )
 
 
 def test_points_that_are_no_whole_numbers_are_told_apart():
     table = table_of([row_of("dense", tokens=each) for each in (1, 2, 3)]).with_columns(tokens=pl.Series([1.25, 1.5, 1.5]))
-    assert refusal(made, table=table) == "row 3: part dense has its point more than once; keep the median of its repeats"
+    assert refusal(made, table=table) == "row 3: part dense has this point more than once; keep the median of its repeats"
     assert made(table=table.head(2)).rows("dense").height == 2
 
 
@@ -387,7 +387,7 @@ def test_columns_that_lack_or_hold_something_else(name):
 
 def test_whole_messages_about_what_a_profile_says_of_itself():
     for name in ("name", "device", "model", "dtype", "engine", "date"):
-        assert refusal(made, **{name: 3}) == f"{name} must be a text, got 3"
+        assert refusal(made, **{name: 3}) == f"{name} must be a string, got 3"
     for name in ("bandwidth", "rate"):
         assert refusal(made, **{name: 0.5}) == f"{name} must be at least 1, got 0.5"
         made(**{name: 1.0})
@@ -492,7 +492,7 @@ def test_whole_messages_about_files(written, tmp_path):
     assert refusal(profile_files.load, tmp_path / "folder.json") == "folder.json: it cannot be read: Is a directory"
     for other in (tmp_path / "tiny.parquet", tmp_path / "tiny"):
         assert refusal(profile_files.load, other) == (
-            f"a profile is named by its .json file, got {other.name}; the table beside it is found by itself"
+            f"a profile is given by its .json file, got {other.name}; its table is found automatically"
         )
 
 

@@ -77,10 +77,10 @@ def test_whole_layers_are_those_of_their_business() -> None:
     assert float(cost.layer(1, 0).seconds) == seconds("layer", 0)
     with pytest.raises(ParameterError) as caught:
         cost.layer(1, 0, busy=1)
-    assert str(caught.value) == "busy must be one of 0, 3, what profile tiny has, got 1; measure it"
+    assert str(caught.value) == "busy must be one of 0, 3 in profile tiny, got 1; measure it"
     with pytest.raises(ParameterError) as caught:
         ProfileCosts(profile(*SPLIT)).layer(1, 0, busy=1)
-    assert str(caught.value) == "busy must be 0, what profile tiny has, got 1; a device of its own is not slowed down"
+    assert str(caught.value) == "busy must be 0 in profile tiny, got 1; separate devices do not slow each other down"
 
 
 def test_what_a_profile_lacks_takes_no_time_and_is_said() -> None:
@@ -214,8 +214,8 @@ def test_a_shape_may_come_from_a_file() -> None:
 def test_a_profile_that_is_no_cost_of_a_pass_is_refused() -> None:
     operations = profile("send", kind="links")
     for made, tensor_parallel, message in (
-        (operations, 1, "profile tiny is one of links; a pass needs one of a model, or compose it"),
-        (profile(*BOTH), 3, "tensor_parallel must be one of 1, 2, what profile tiny has, got 3"),
+        (operations, 1, "profile tiny must be of kind model, got links; compose one from operations"),
+        (profile(*BOTH), 3, "tensor_parallel must be one of 1, 2 in profile tiny, got 3"),
         (profile(*BOTH), 0, "tensor_parallel must be at least 1, got 0"),
         (profile(*BOTH), 1.0, "tensor_parallel must be a whole number, got 1.0"),
     ):

@@ -210,7 +210,7 @@ def test_a_disk_that_is_full_is_said_to_be(tmp_path: Path, monkeypatch: pytest.M
     assert done.exit_code == 1
     [line] = done.stderr.splitlines()
     assert "No space left on device" in line
-    assert "go on with the same command and --resume" in line
+    assert "resume with the same command and --resume" in line
 
 
 def test_shown_is_short() -> None:

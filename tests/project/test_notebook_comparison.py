@@ -15,7 +15,7 @@ from model.hardware import profile_files
 from model.logs import measured_runs
 from tests.support.comparisons import every
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "06_predicted_against_real.ipynb"
+NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "predicted_against_real.ipynb"
 
 
 def made(folder: Path) -> Path:

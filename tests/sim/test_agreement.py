@@ -140,7 +140,7 @@ def test_formulas_are_compared_with_events_where_there_are_no_paths(tmp_path: Pa
            "bound": 0.0514}  # fmt: skip
     first = "point 3: rounds is 2.5 by formula and 1.23457e+06 by paths; they differ by 0.13, more than 0.051"
     other = one | {"replication": 7, "point": 4}
-    told = "views disagree, which is a fault of the program: "
+    told = "views disagree, which is a bug in the program: "
     for found, said in (
         ([], []), ([one], [told + first]), ([one, other], [f"{told}{first}; and 1 more"]),
         ([other, one, one], [f"{told}{first.replace('point 3', 'point 4, decoding 7')}; and 2 more"]),

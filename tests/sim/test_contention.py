@@ -103,10 +103,10 @@ def test_contended_is_what_may_wait_where_times_depend_on_the_position(case: Cas
 
 def test_what_is_wanting_is_named() -> None:
     wanted = Demand(3, 2, "anywhere")
-    assert contention(wanted, Cluster(2, links="shared")) == "units: 2 of the 3 that it may want at once"
-    assert contention(wanted, Cluster(3, links="shared")) == "links: several transfers may want the shared one at once"
-    assert contention(wanted, Cluster(3, stop="layer")) == "stop: a stopped process keeps its unit to the end of its layer"
-    assert contention(wanted._replace(stopped="layers"), Cluster(3, stop="pass")).endswith("to the end of its pass")  # type: ignore[union-attr]
+    assert contention(wanted, Cluster(2, links="shared")) == "units: 2 of the 3 that the method may need at once"
+    assert contention(wanted, Cluster(3, links="shared")) == "links: several transfers may need the shared link at once"
+    assert contention(wanted, Cluster(3, stop="layer")) == "stop: a stopped process keeps its unit until the end of its layer"
+    assert contention(wanted._replace(stopped="layers"), Cluster(3, stop="pass")).endswith("end of its pass")  # type: ignore[union-attr]
     for free in (wanted._replace(stopped="layers"), wanted._replace(stopped=None)):
         assert contention(free, Cluster(3, stop="layer")) is None
     assert contention(wanted._replace(transfers=1), Cluster(3, links="shared", stop="now")) is None

@@ -119,7 +119,7 @@ def test_a_shared_cost_counts_where_any_method_or_any_value_of_an_axis_uses_it()
     with pytest.raises(ValueError, match=r"method\.cost\.dispatch is used by no method"):
         sim.run({**both, "method": [{**plain, "cost": {"dispatch": 0.5}}, *ppd["method"]]})
     drafts = scenario("speculative", {"draft_length": 2}, link=0.5)
-    with pytest.raises(ValueError, match=r"cost\.link is used by no method .*, or choose parameters with which it counts"):
+    with pytest.raises(ValueError, match=r"cost\.link is used by no method .*, or choose parameters with which it has an effect"):
         sim.run(drafts)
     swept = sim.run(drafts, views=["formula"], sweep={"method.placement": ["colocated", "separate"]})
     alone = sim.run(scenario("speculative", {"draft_length": 2}), views=["formula"])["latency_layers"][0]
@@ -164,11 +164,11 @@ def test_the_source_of_times_is_said_whole() -> None:
         given = {"cost": cost, "sweep": sweep}
         return cost_source({"method": [*methods] or [own], **{name: table for name, table in given.items() if table}})
 
-    one = "assumed: every layer one time unit, nothing else takes time"
-    rest = "layers not named take one time unit each"
-    deck = "published: the cost ratio, Table 1 of the deck; "
-    table_3 = "published: what plain decoding takes, PPD Table 3; "
-    fitted = "fitted to published times, PPD Table 3: a cost of each process and token; "
+    one = "assumed: every layer takes one layer-time, nothing else takes time"
+    rest = "other layers take one layer-time each"
+    deck = "published: the cost ratio, Table 1 of the slides; "
+    table_3 = "published: time of plain decoding, PPD Table 3; "
+    fitted = "fitted to published times, PPD Table 3: a cost per process and token; "
     assert said() == said({}) == said({"kind": "unit", "operations_ratio": 0.1}) == one
     assert said({"link": 1.0, "shape": "t5-large"}, {"method.cost.early_head": [1], "cost.link": [2], "method.cost_": [1]}) == (
         f"assumed, as [cost] says: link, early_head; {rest}"
@@ -178,7 +178,7 @@ def test_the_source_of_times_is_said_whole() -> None:
     )
     assert said({"kind": "published", "task": "x"}) == deck + one
     assert said({"kind": "published"}, {"cost.data_set": ["a"]}) == table_3 + one
-    layers = "layers alike, and the exit layer of the runs that it is fitted to"
+    layers = "equal layers, and the exit layer of the fitted runs"
     assert said({"data_set": "a", "fitted_on": "both"}) == f"{table_3}{fitted}assumed: {layers}"
     assert said({"task": "x", "link": 1}) == f"{deck}assumed, as [cost] says: link; {rest}"
 

@@ -219,7 +219,7 @@ def test_a_pass_on_hardware_takes_so_much_more(width: int, context: int, batch: 
         (COST | {"step_s": -1.0}, "step_s must be between 0 and 1e+06, got -1.0"),
         (COST | {"step_s": float("nan")}, "step_s must be between 0 and 1e+06, got nan"),
         (COST | {"draft_step_s": 0.1}, "cost.draft_step_s is used by no method that it is given for; leave it out"),
-        ({"step_s": 0.1}, "cost.step_s is of kinds profile and roofline, got it with kind 'unit'; leave it out"),
+        ({"step_s": 0.1}, "cost.step_s belongs to kinds profile and roofline, got it with kind 'unit'; leave it out"),
         ({"step": 0.1}, "unknown key cost.step; "),
     ],
 )

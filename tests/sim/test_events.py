@@ -381,7 +381,7 @@ def test_an_algorithm_that_halts_early() -> None:
         yield Commit("token", (1,))
 
     assert play(one_token(), 1, UnitCost(4)).latency == 4
-    with pytest.raises(RuntimeError, match="came to a halt before it had put out all its tokens"):
+    with pytest.raises(RuntimeError, match="came to a halt before it had generated all its tokens"):
         play(one_token(), 1, UnitCost(4), tokens=2)
 
 

@@ -64,9 +64,9 @@ def test_every_claim_says_which_of_its_numbers_were_measured() -> None:
             "the formula: rates counted at each choice (measured), c = 3/12, the ratio of layers",
         ),
         "bus": (
-            "share of the main process's passes with another one at work (measured)",
-            "time of its passes over that of passes alone",
-            "2 processes, each with a core of its own; passes alone by the profile (measured)",
+            "share of the main process's passes concurrent with another process (measured)",
+            "time of its passes relative to passes alone",
+            "2 processes, each on its own core; passes alone from the profile (measured)",
         ),
     }  # fmt: skip
 

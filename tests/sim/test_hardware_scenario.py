@@ -386,8 +386,8 @@ def test_what_a_run_says_of_where_its_times_come_from(measured: Path) -> None:
     assert done.exit_code == 0, done.output
     said = " ".join(done.stdout.split())
     assert "by-hand.json: measured (by hand); prompt 512, tensor_parallel 1" in said
-    assert "each pass has the price of its own context" in said
-    assert "whether weights and cache fit was not checked" in said
+    assert "the time of each pass depends on its own context length" in said
+    assert "not checked whether weights and KV cache fit" in said
     assert "not measured, assumed 0 (column cost_missing): embedding" in said
 
 
@@ -430,11 +430,11 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"kind": "profile", "profile": "h100-llama-13b"}, "cost: profile: unknown profile 'h100-llama-13b'"),
     ({}, {"kind": "profile", "profile": "nobody.json"}, "cost: profile: nobody.json: there is no such file"),
     ({}, {"kind": "profile", "profile": 3}, "cost: profile must be a name in quotes, got 3"),
-    ({}, {"kind": "profile", "profile": "h100-operations"}, "cost: profile: h100-operations is of operations: name the shape"),
+    ({}, {"kind": "profile", "profile": "h100-operations"}, "cost: profile: h100-operations is a profile of operations: name"),
     ({}, H100 | {"shape": "opt-1.3b"}, "cost: profile: h100-llama-2-13b is of llama-2-13b, not of opt-1.3b"),
-    ({}, H100 | {"dtype": "float8"}, "cost: profile: dtype must be bfloat16, what h100-llama-2-13b is of, got 'float8'; it covers"),
-    ({}, H100 | {"tensor_parallel": 3}, "cost: profile: tensor_parallel must be one of 1, 2, 4, 8, what profile"),
-    ({}, H100 | {"busy": 1}, "busy must be 0, what profile h100-llama-2-13b has, got 1"),
+    ({}, H100 | {"dtype": "float8"}, "cost: profile: dtype must be bfloat16, that of h100-llama-2-13b, got 'float8'; it covers"),
+    ({}, H100 | {"tensor_parallel": 3}, "cost: profile: tensor_parallel must be one of 1, 2, 4, 8 in profile"),
+    ({}, H100 | {"busy": 1}, "busy must be 0 in profile h100-llama-2-13b, got 1"),
     ({}, H100 | {"device": "h100"}, "cost: device is not used by kind 'profile'; leave it out"),
     ({}, ROOFLINE | {"profile": "x"}, "cost: profile is not used by kind 'roofline'; leave it out"),
     ({}, ROOFLINE | {"busy": 1}, "cost: busy is not used by kind 'roofline'; leave it out"),
@@ -449,12 +449,12 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (PPD, ROOFLINE | {"link_s": -1}, "cost: link_s must be between 0 and 1e+06, got -1"),
     (PPD, ROOFLINE | {"dispatch_law": "log"}, "cost: unknown dispatch_law 'log'"),
     ({}, ROOFLINE | {"memory_efficiency": 0}, "cost: memory must be above 0, got 0"),
-    ({}, ROOFLINE | {"final_head": 1}, "cost.final_head is of costs in layer-times, got it with kind 'roofline'; leave it out"),
-    ({}, ROOFLINE | {"link": 1}, "cost.link is of costs in layer-times, got it with kind 'roofline'; say link_s instead"),
-    ({}, {"prompt": 5}, "cost.prompt is of kinds profile and roofline, got it with kind 'unit'; leave it out"),
+    ({}, ROOFLINE | {"final_head": 1}, "cost.final_head belongs to costs in layer-times, got it with kind 'roofline'"),
+    ({}, ROOFLINE | {"link": 1}, "cost.link belongs to costs in layer-times, got it with kind 'roofline'; use link_s instead"),
+    ({}, {"prompt": 5}, "cost.prompt belongs to kinds profile and roofline, got it with kind 'unit'; leave it out"),
     ({}, ROOFLINE | {"devise": 1}, "unknown key cost.devise; did you mean device?"),
     ({}, ROOFLINE | {"draft_shape": "llama-68m"}, "cost.draft_shape is used by no method that it is given for; leave it out"),
-    ({"layers": 39}, ROOFLINE, "method.layers must be 40, as cost says, got 39; set it"),
+    ({"layers": 39}, ROOFLINE, "method.layers must be 40, as in cost, got 39; set it"),
     ({"sequences": 4096}, ROOFLINE, "weights (26.0 GB) and cache ("),
     ({"name": "speculative", "draft_length": 2}, ROOFLINE, "cost.draft_shape is required by method speculative"),
     ({}, ROOFLINE | {"batch": 2}, "unknown key cost.batch; it is now method.sequences"),

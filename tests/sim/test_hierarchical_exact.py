@@ -372,7 +372,7 @@ def test_three_views_count_operations_alike(reading: str) -> None:
 
 def test_one_ratio_of_operations_does_not_count_three_models() -> None:
     for given, missing in (("operations_ratio", "medium_operations_ratio"), ("medium_operations_ratio", "operations_ratio")):
-        with pytest.raises(ParameterError, match=rf"cost\.{missing} is required by method hierarchical beside the other"):
+        with pytest.raises(ParameterError, match=rf"cost\.{missing} is required by method hierarchical together with the other"):
             sim.run(scenario(**{given: 0.1}), views=["formula"])
 
 

@@ -1,4 +1,4 @@
-"""What `sim ls` tells: enough to write a scenario of any method, and nothing that is not so."""
+"""`sim ls` prints all that is needed to write a scenario of any method, and it is correct."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def test_the_file_of_a_scenario_is_one_to_begin_with() -> None:
 
 
 def test_a_method_says_which_costs_it_requires() -> None:
-    """Where early layers may take the place of the small model, that it is required is said with that reservation."""
-    unless = ", but with an exit_layer, which makes that model part of the large one"
+    """`cost_ratio` is required, except where early layers of the large model replace the small model."""
+    unless = ", except with an exit_layer: the draft is then the large model's first layers"
     lines = {name: said("methods", name).splitlines() for name in ("bild", "speculative", "hierarchical", "autoregressive")}
     assert f"cost_ratio  required{unless}" in lines["bild"]
     required = {"speculative": ["cost_ratio"], "hierarchical": ["medium_cost_ratio", "cost_ratio"], "autoregressive": []}
@@ -132,7 +132,7 @@ def test_a_method_says_which_costs_it_requires() -> None:
         assert sorted(line for line in lines[name] if "cost_ratio  " in line) == sorted(f"{key}  required" for key in keys)
     for name, found in lines.items():
         assert "[cost] (`sim ls costs`)" in found
-        assert any(line in ("[outcomes]", "[outcomes]: it asks for none") for line in found), name
+        assert any(line in ("[outcomes]", "[outcomes]: none") for line in found), name
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def test_texts_that_are_replayed(variant: str, tmp_path: Path) -> None:
     assert TOKENS / paths["tokens_per_round"] == pytest.approx(mean, abs=5 * spread / 4096**0.5 + 1e-9)
     for row in (formula, paths, events):
         assert row["agreement"] == pytest.approx(1 - sum(foreign for _, foreign in found) / 3 / TOKENS)
-        assert row["agreement_source"].startswith("measured: share of tokens that the large model")
+        assert row["agreement_source"].startswith("measured: share of tokens equal to those of the large model")
     assert events["paths_difference"] == 0
     rows = [row for text in TEXTS for row in text]
     fates = [judged(row, variant) for row in rows]
@@ -344,7 +344,7 @@ def test_confidences(decay: dict[str, Any], needed: Any, first_check: int, tmp_p
     formula, paths, events = (view(table, name) for name in ("formula", "paths", "events"))
     assert formula["mean_exit_layer"] == pytest.approx(np.mean([layers for _, layers in depths]), rel=1e-12)
     assert formula["agreement"] == pytest.approx(np.mean([RIGHT[token][layers - 1] for token, layers in depths]), rel=1e-12)
-    assert formula["agreement_source"].startswith(f"measured: {tmp_path / 'c.json'}: share of tokens that the last layer")
+    assert formula["agreement_source"].startswith(f"measured: {tmp_path / 'c.json'}: share of tokens equal to")
     assert formula["latency_layers"] == pytest.approx(TOKENS * formula["mean_exit_layer"])
     error = paths["latency_sd_layers"] / 4096**0.5
     assert paths["latency_layers"] == pytest.approx(formula["latency_layers"], abs=5 * error)
@@ -645,8 +645,8 @@ def notes(given: Any, folder: Path, **more: Any) -> list[str]:
 def test_the_notes_of_rates_that_are_stated(tmp_path: Path) -> None:
     lines = notes(tables("bild"), tmp_path)
     assert "fallback and rollback rates: assumed" in lines
-    assert "not exact, another text than the target's: bild; nobody has measured how far it agrees with the target's" in lines
-    assert "times: assumed, as [cost] says: cost_ratio; layers not named take one time unit each" in lines
+    assert "not exact, output differs from the target's: bild; token agreement is not measured" in lines
+    assert "times: assumed, as [cost] says: cost_ratio; other layers take one layer-time each" in lines
     assert any("equal to the last bit on all 4 decodings" in line for line in lines)
 
 
@@ -654,17 +654,17 @@ def test_the_notes_of_a_record(tmp_path: Path, record: str) -> None:
     law = {"kind": "thresholds", "file": record}
     lines = notes(tables("bild", method=[{**BILD, **AT}, SKIP], outcomes=law), tmp_path, views=["formula"])
     assert "fallback and rollback rates: measured" in lines
-    told = f"agreement is measured: {record}: share of tokens that the large model would have written"
-    assert f"not exact, another text than the target's: bild; {told}" in lines
-    assert "not exact, another text than the target's: skipdecode; nobody has measured how far it agrees with the target's" in lines
-    assert any(line.startswith("what is not known of the rates moves a speed-up by at most") for line in lines)
+    source = f"token agreement is measured: {record}: share of tokens equal to those of the large model"
+    assert f"not exact, output differs from the target's: bild; {source}" in lines
+    assert "not exact, output differs from the target's: skipdecode; token agreement is not measured" in lines
+    assert any(line.startswith("input uncertainty: the rates change a speed-up by at most") for line in lines)
 
 
 def test_the_notes_of_several_methods(tmp_path: Path) -> None:
     lines = notes("compare-lossy", tmp_path)
     assert "match, acceptance, fallback, rollback and exit rates: assumed" in lines
-    unknown = "nobody has measured how far it agrees with the target's"
-    assert f"not exact, another text than the target's: bild, skipdecode, early_exit; {unknown}" in lines
+    unknown = "token agreement is not measured"
+    assert f"not exact, output differs from the target's: bild, skipdecode, early_exit; {unknown}" in lines
 
 
 def test_a_directory_does_not_hide_an_embedded_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_a_seed_on_the_command_line_is_no_longer_swept() -> None:
 
 
 def test_times_say_what_they_are(tmp_path: Path) -> None:
-    assert cost_source(tables()) == "assumed: every layer one time unit, nothing else takes time"
+    assert cost_source(tables()) == "assumed: every layer takes one layer-time, nothing else takes time"
     uneven = tables(cost={"layer_times": [1.0] * 7 + [3.0], "final_head": 0.5})
     assert "layer_times, final_head" in cost_source(uneven)
     sim.run(uneven, views=["formula"], out=tmp_path / "run")

@@ -109,7 +109,7 @@ def test_the_longest_text_has_as_many_tokens_as_are_asked_for() -> None:
     static(1, (2, 5)).check_tokens(5)
     static(1).check_tokens(5)
     for tokens in (4, 6):
-        with pytest.raises(ParameterError, match=f"lengths must be at most tokens={tokens}, and one of them that, got 5"):
+        with pytest.raises(ParameterError, match=f"the largest of lengths must equal tokens={tokens}, got 5"):
             static(1, (2, 5)).check_tokens(tokens)
 
 
@@ -219,7 +219,7 @@ def test_each_text_of_a_batch_reads_its_own() -> None:
         ({"prompt": -1}, "prompt must be between 0 and"), ({"sequence_length": 0}, "sequence_length must be between 1 and"),
         ({"rounding": "up"}, "unknown rounding 'up'"), ({"power": -1}, "power must be at least 0, got -1"),
         ({"sequences": 0}, "^sequences must be between 1 and 100000, got 0"),
-        ({"sequences": 2}, "^batching must be 'static' or 'lockstep' with sequences=2, got 'continuous': its batches go column by"),
+        ({"sequences": 2}, "^batching must be 'static' or 'lockstep' with sequences=2, got 'continuous': all sequences of its"),
     ],
 )  # fmt: skip
 def test_what_no_schedule_may_be(given_: dict[str, Any], message: str) -> None:
@@ -228,7 +228,7 @@ def test_what_no_schedule_may_be(given_: dict[str, Any], message: str) -> None:
 
 
 def test_a_schedule_has_positions_for_all_tokens() -> None:
-    with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
+    with pytest.raises(ParameterError, match="the largest of lengths must equal tokens=3"):
         skip(lengths=(2,), batching="static").check_tokens(3)
     message = "tokens must be at most sequence_length-prompt=4, which the schedule has positions for, got 5"
     for refused in (lambda: skip().check_tokens(5), lambda: next(skipdecode.decode(skip(), [0], 5)),
@@ -520,7 +520,7 @@ def test_a_threshold_falls_over_all_tokens() -> None:
     falling.check_tokens(10)
     with pytest.raises(ParameterError, match="longest must be at least tokens=11, over which thresholds fall, got 10"):
         falling.check_tokens(11)
-    with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
+    with pytest.raises(ParameterError, match="the largest of lengths must equal tokens=3"):
         leave(lengths=(2,), batching="static").check_tokens(3)
     for refused in (lambda: leaving.predict(falling, 11, Depths([0, 0, 0, 1]), COST),
                     lambda: next(early_exit.decode(falling, [0], 11))):  # fmt: skip

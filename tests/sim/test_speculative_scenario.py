@@ -154,7 +154,7 @@ def test_paths_into_tables_of_methods() -> None:
     assert [each["outcomes"]["acceptance_rate"] for each in both] == [0.5, 0.5]
     swept = sim.run(given, sweep={"outcomes.acceptance_rate": [0.2, 0.4], "cost.cost_ratio": [0.1]}, views=["formula"])
     assert swept["acceptance_rate"].to_list() == [0.2, 0.4, 0.2, 0.4]
-    with pytest.raises(ParameterError, match=r"no \[method.outcomes\] says correlation"):
+    with pytest.raises(ParameterError, match=r"no \[method.outcomes\] has correlation"):
         resolve(given, set={"outcomes.correlation": 0.5})
     by_name = tables(outcomes={"accept": LAWS[0]})
     assert resolve(by_name, set={"outcomes.accept.acceptance_rate": 0.5})["outcomes"]["accept"]["acceptance_rate"] == 0.5
@@ -214,7 +214,7 @@ def test_what_an_engine_prints_of_a_run_leads_back_to_its_acceptance_rate(engine
         outcome = Grid(tables(outcomes=law)).case(0).outcome
         assert outcome is not None
         assert outcome.rate == pytest.approx(0.7, abs=1e-3)
-        assert outcome.source == f"measured: converted from what {engine} printed"
+        assert outcome.source == f"measured: converted from the output of {engine}"
         assert outcome.note is not None
         assert outcome.note.endswith(f"drafts of 3 -> acceptance_rate {outcome.rate:.4f}")
 
@@ -269,8 +269,8 @@ def test_a_log_is_played_as_it_is(draft_length: int, placement: str) -> None:
     rounds = sum(dependent_acceptance.tokens_of_rounds(each, draft_length)[0] for each in UNEQUAL)
     assert table["tokens_per_round"].to_list() == pytest.approx([total / rounds] * 3, rel=1e-12)
     note = table["outcomes_note"][0]
-    assert f"the log's own mean over rounds is {total / rounds:.4f} tokens a round in drafts of {draft_length}" in note
-    assert note.endswith(f"of {total} tokens, which this plays")
+    assert f"; mean of the log: {total / rounds:.4f} tokens per round in drafts of {draft_length}" in note
+    assert note.endswith(f"over {total} tokens, all replayed")
     settings["tokens"] = total + 1
     with pytest.raises(ParameterError, match=f"tokens must be at most {total} with play = 'log', those of the log, got"):
         sim.run(tables(outcomes={"kind": "rounds", "lengths": UNEQUAL, "play": "log"}, scenario=settings))
@@ -290,10 +290,10 @@ def test_rounds_say_which_mean_they_play() -> None:
     assert row["tokens_per_round"] == pytest.approx(begun, rel=1e-12)
     alone = np.mean([mean([each]) for each in UNEQUAL])
     assert row["outcomes_note"] == (
-        f"rounds: a mean over rounds, of the first 10 tokens of {len(long)} of 5 sequences alike: {begun:.4f} tokens a round in"
-        f" drafts of 3; the log's own mean over rounds is {mean(UNEQUAL):.4f} and over sequences {alone:.4f}:"
-        f" {mean(long) / mean(UNEQUAL) - 1:+.1%} as shorter sequences are left out, {begun / mean(long) - 1:+.1%} as the others end"
-        f" after 10 tokens; play = 'log' with tokens = {sum(map(len, UNEQUAL))} plays the log's own"
+        f"rounds: the first 10 tokens of {len(long)} of 5 recorded sequences, with equal weights: {begun:.4f} tokens per round in"
+        f" drafts of 3; the log's mean is {mean(UNEQUAL):.4f} over rounds and {alone:.4f} over sequences;"
+        f" {mean(long) / mean(UNEQUAL) - 1:+.1%} because shorter sequences are left out, {begun / mean(long) - 1:+.1%} because the"
+        f" others end after 10 tokens; play = 'log' with tokens = {sum(map(len, UNEQUAL))} gives the log's mean"
     )
     with pytest.raises(ParameterError, match="unknown play 'logs'; did you mean log"):
         sim.run(tables(outcomes=law | {"play": "logs"}))

@@ -224,7 +224,7 @@ def test_interrupted_command_says_how_to_go_on(tmp_path: Path, monkeypatch: pyte
     done = CliRunner().invoke(app, ["run", *map(str, ("ppd-forms", "-j", 1, "-o", folder)), "--no-figures"])
     assert done.exit_code == 130
     assert done.stdout == ""
-    assert done.stderr == f"interrupted; what was finished is kept in {folder}; go on with the same command and --resume\n"
+    assert done.stderr == f"interrupted; finished shards are kept in {folder}; resume with the same command and --resume\n"
     assert len(shards(folder)) == 1
 
 
@@ -244,7 +244,7 @@ def test_a_command_that_is_interrupted_from_outside_says_how_to_go_on(tmp_path: 
     printed, errors = child.communicate(timeout=30)
     assert child.returncode == 130
     assert printed == ""
-    assert errors == f"interrupted; what was finished is kept in {folder}; go on with the same command and --resume\n"
+    assert errors == f"interrupted; finished shards are kept in {folder}; resume with the same command and --resume\n"
     assert len(shards(folder)) >= 3
 
 
@@ -294,7 +294,7 @@ def test_a_table_that_cannot_be_written_is_told_in_a_line(tmp_path: Path, monkey
     monkeypatch.setattr(pl.DataFrame, "write_csv", broken)
     with pytest.raises(sweep.RunError) as caught:
         sweep.run(scenario(rates=1, views=["formula"]), out=tmp_path / "run", jobs=1)
-    line, why = str(caught.value), "cannot be written or read again, as on a disk that is full: no room left; "
+    line, why = str(caught.value), "cannot be written or read again (disk full?): no room left; "
     assert line.startswith(f"a table in {tmp_path / 'run'} {why}")
     assert "and more" not in line
 

@@ -116,7 +116,7 @@ def test_a_run_says_measured_against_predicted_row_by_row(table: pl.DataFrame) -
             assert f"{view} {each['latency_s']:.3f} ±{half:.3f} s" in line
     for words in ("four points calibrate it and do not prove it", "exit layer 20 assumed", "7 would: 35.2 ms a token", "26.4 ms"):
         assert words in text
-    assert "times: published: what plain decoding takes, PPD Table 3; fitted to published times" in text
+    assert "times: published: time of plain decoding, PPD Table 3; fitted to published times" in text
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,12 @@ def test_what_does_not_replay_the_table_is_not_held_against_it(change: dict[str,
 
 def test_times_say_what_is_published_fitted_and_assumed() -> None:
     assert cost_source(scenario()) == (
-        "published: what plain decoding takes, PPD Table 3; assumed: every layer one time unit, nothing else takes time"
+        "published: time of plain decoding, PPD Table 3; assumed: every layer takes one layer-time, nothing else takes time"
     )
     fitted = cost_source(scenario(fitted_on="squad"))
     assert fitted == cost_source(load("ppd-table-3"))
     assert "fitted to published times" in fitted
-    assert "assumed: layers alike, and the exit layer" in fitted
+    assert "assumed: equal layers, and the exit layer" in fitted
     assert fitted in cost_source(scenario() | {"sweep": {"cost.fitted_on": ["squad", "both"]}})
     assert "assumed, as [cost] says: final_head" in cost_source(scenario(final_head=1.0))
 
@@ -166,7 +166,7 @@ BAD = {
     METHOD + SQUAD + 'fitted_on = "wmt"\n': ["unknown fitted_on 'wmt'", "both, cnn_dm, squad"],
     METHOD + SQUAD + "fitted_on = true\n": ["unknown fitted_on True", "both"],
     METHOD + '[cost]\nfitted_on = "squad"\n': ["fitted_on must be given with kind 'published' and data_set", "leave it out"],
-    METHOD + SQUAD + "seconds_per_layer = 0.003\n": ["seconds_per_layer is the table's own", "leave it out"],
+    METHOD + SQUAD + "seconds_per_layer = 0.003\n": ["seconds_per_layer comes from the table", "leave it out"],
     METHOD + SQUAD + 'fitted_on = "both"\ndispatch = 1\n': ["dispatch must be left out with fitted_on", "got 1"],
     METHOD + SQUAD + 'fitted_on = "both"\nlink = 0.5\n': ["link must be left out with fitted_on", "got 0.5"],
     METHOD + SQUAD + 'fitted_on = "both"\nlayer_times = [1, 2]\n': ["layer_times must be left out with fitted_on", "got [1, 2]"],

@@ -113,11 +113,11 @@ def test_the_counter_of_busy_units_integrates_to_the_unit_time_busy_and_peaks_wh
 def test_commits_are_instants_and_count_up(run: Run) -> None:
     instants = [(event["args"]["time"], event["args"]["kind"], event["args"]["tokens"]) for event in events(run, "i")]
     assert instants == run.commits
-    counted = [event for event in events(run, "C") if event["name"] == "tokens out"]
+    counted = [event for event in events(run, "C") if event["name"] == "tokens generated"]
     counts = [event["args"]["tokens"] for event in counted]
     assert counts == [*itertools.accumulate(tokens for _, _, tokens in run.commits)]
     assert counts[-1] == len(MATCHES)
-    assert [event["name"].split(": ")[1] for event in events(run, "i")] == [f"{count} out" for count in counts]
+    assert [event["name"].split(": ")[1] for event in events(run, "i")] == [f"{count} generated" for count in counts]
     for event, (time, *_) in zip([*events(run, "i"), *counted], 2 * run.commits, strict=True):
         assert event["ts"] == pytest.approx(1000 * time, abs=1e-3)
 
@@ -277,3 +277,11 @@ def test_the_command_traces_the_decoding_that_is_asked_for(
     assert times == [(time, kind) for time, kind, _ in run.commits]
     if words:
         assert times != [(time, kind) for time, kind, _ in record("s.toml").commits]
+
+
+def test_drafts_whose_rows_are_used_later_are_kept() -> None:
+    """PEARL's draft model goes on from the rows of each draft that came back: only the last draft is not used."""
+    run = record("pearl", point=32, tokens=20, replication=1)
+    drafts = [row for row in run.intervals if row.role == "draft"]
+    last = max(row.process for row in drafts)
+    assert {row.process for row in drafts if row.fate == "discarded"} == {last}

@@ -102,14 +102,14 @@ def test_plain_decoding_may_be_the_fastest_or_as_fast() -> None:
 def test_choices_that_intervals_do_not_tell_apart_are_said() -> None:
     wide = [row(at, speed, **spread(0.96 * speed, 1.04 * speed, "input_")) for at, speed in enumerate((1.21, 1.20, 1.10))]
     found = of(wide, tables(SPEC, **LENGTHS))
-    assert "; not told apart from it: speculative, draft_length 2 (1.20x);" in found.text
+    assert "; tied with it within the uncertainty: speculative, draft_length 2 (1.20x);" in found.text
     assert found.document()["conditions"][0]["ties"] == ["speculative, draft_length 2"]
     for count in (4, 5, 6):
         alike = [row(at, 1.2) for at in range(count + 1)]
         told = ", ".join(f"speculative, draft_length {at} (1.20x)" for at in range(2, 6))
         more = f", {count - 4} more" if count > 4 else ""
         said = of(alike, tables(SPEC, **{"method.draft_length": [*range(1, count + 2)]})).text
-        assert f"; not told apart from it: {told}{more};" in said
+        assert f"; tied with it within the uncertainty: {told}{more};" in said
     # Each must lie within the other's bounds.
     one_sided = [row(0, 1.21, **spread(1.0, 1.4, "input_")), row(1, 1.15, **spread(1.14, 1.16, "input_")), row(2, 0.5)]
     assert of(one_sided, tables(SPEC, **LENGTHS)).document()["conditions"][0]["ties"] == []
@@ -232,21 +232,21 @@ def test_a_lossy_winner_is_said_to_be_one_beside_the_fastest_that_is_exact() -> 
     lossy = {"name": "bild", "layers": 40}
     rows = [row(0, 1.4), row(1, 2.0, method="bild", exact=False, agreement=0.873)]
     text = of(rows, tables(SPEC, lossy)).text
-    assert "; its output is not the target's (87.3% of its tokens are); fastest of those that keep it: speculative, " in text
+    assert "; not exact, its output differs from the target's (87.3% of the tokens are equal); fastest exact method: spec" in text
     assert "draft_length 3 (1.40x)" in text
     unknown = of([rows[1] | {"point": 0, "agreement": None}], tables(lossy)).text
-    assert "; its output is not the target's (how much is not known); costs" in unknown
+    assert "; not exact, its output differs from the target's (token agreement is not measured); costs" in unknown
     swept = tables(lossy, **{"outcomes.fallback_rate": [0.1, 0.2]})
-    assert "; the output of bild is not the target's;" in of([rows[1] | {"point": at} for at in (0, 1)], swept).text
+    assert "; not exact, output differs from the target's: bild;" in of([rows[1] | {"point": at} for at in (0, 1)], swept).text
     assert "the target's" not in of([rows[0], rows[1] | {"speedup": 1.1}], tables(SPEC, lossy)).text
 
 
 @pytest.mark.parametrize(
     ("missing", "kernels", "ending"),
     [
-        ("step, draft_step", True, "; kernels only: what an engine adds is not included"),
-        ("embedding, step", True, "; kernels only: what an engine adds is not included"),
-        ("draft_step", False, "; what an engine adds to a draft pass is not included"),
+        ("step, draft_step", True, "; kernels only: the engine's overhead is not included"),
+        ("embedding, step", True, "; kernels only: the engine's overhead is not included"),
+        ("draft_step", False, "; the engine's overhead of draft passes is not included"),
         ("embedding", False, "over plain decoding on the same devices"),
         (None, False, "over plain decoding on the same devices"),
     ],
@@ -305,7 +305,7 @@ def test_a_run_says_its_verdict_first_in_every_form(tmp_path: Path) -> None:
     first = CliRunner().invoke(app, said).stdout.splitlines()[0]
     assert first.startswith("Fastest: speculative, draft_length 3: ")
     assert " over plain decoding on the same devices; " in first
-    assert first.endswith("; kernels only: what an engine adds is not included")
+    assert first.endswith("; kernels only: the engine's overhead is not included")
     assert (tmp_path / "run" / "summary.txt").read_text().splitlines()[0] == first
     kept = json.loads((tmp_path / "run" / "summary.json").read_text())["verdict"]
     assert kept["text"] == first
@@ -393,7 +393,7 @@ def test_kernels_alone_are_said_where_one_of_several_conditions_has_no_choice() 
     rows = [row(0, 1.0, method="autoregressive", **real), row(1, 1.0, method="autoregressive", **real), row(2, 1.5, **real)]
     found = of([*rows, row(3, None, **real)], said)
     assert [answer.best is None for answer in found.answers] == [False, True]
-    assert found.text.endswith("; kernels only: what an engine adds is not included")
+    assert found.text.endswith("; kernels only: the engine's overhead is not included")
 
 
 def test_units_held_are_the_devices_of_a_pass_where_no_column_says_them() -> None:

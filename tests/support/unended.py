@@ -54,14 +54,14 @@ def starts_an_heir_of_one_that_was_stopped() -> Steps:
 
 
 AT_ONCE: list[tuple[Callable[[], Steps], str]] = [
-    (adopts_one_that_has_not_begun, "has not ended cannot be taken over; join it first"),
-    (adopts_one_that_was_stopped_before_it_began, "was stopped cannot be taken over"),
+    (adopts_one_that_has_not_begun, "running task cannot be adopted; join it first"),
+    (adopts_one_that_was_stopped_before_it_began, "stopped task cannot be adopted"),
 ]
 """Those that do not depend on how long passes take."""
 UNENDED: list[tuple[Callable[[], Steps], str]] = [
     *AT_ONCE,
-    (adopts_one_that_runs_still, "has not ended cannot be taken over"),
-    (adopts_one_that_was_stopped, "was stopped cannot be taken over"),
+    (adopts_one_that_runs_still, "running task cannot be adopted"),
+    (adopts_one_that_was_stopped, "stopped task cannot be adopted"),
 ]
-HEIRS: list[tuple[Callable[[], Steps], str]] = [(starts_an_heir_of_one_that_was_stopped, "was stopped cannot be taken over")]
+HEIRS: list[tuple[Callable[[], Steps], str]] = [(starts_an_heir_of_one_that_was_stopped, "stopped task cannot be adopted")]
 """For interpreters that start processes with the caches of ended ones."""

@@ -164,7 +164,7 @@ def _drafting(parameters: Parameters, cost: StepCosts, tokens: int) -> Floats:
         return np.asarray(drafted * times(beams, beams, 0))
     first = times(beams, beams, start)
     after_whole = np.concatenate([first[:1], times(beams + 1, beams, start[:-1])])
-    later = np.concatenate([times(wide, wide, start[1:]), np.zeros(parameters.draft_length + 1)])  # none behind the last position
+    later = np.concatenate([times(wide, wide, start[1:]), np.zeros(parameters.draft_length)])  # none behind the last position
     rest = sums_from(later, parameters.draft_length, tokens)[:, np.maximum(drafted - 1, 0)]
     return np.where(drafted > 0, np.stack([first, after_whole])[..., None] + rest, 0.0)
 

@@ -51,7 +51,7 @@ class PassPrices(NamedTuple):
     draft_operations: float
     """Arithmetic of a token in a pass of the small model; the next, of the medium one."""
     medium_operations: float
-    share: float = 1.0
+    share: float
     """Units that a pass of the small or the medium model keeps busy."""
 
     @property
@@ -64,11 +64,9 @@ class PassPrices(NamedTuple):
         return 0 if self.uniform else position
 
 
-def prices(parameters: Parameters, cost: StepCosts, tokens: int = 1) -> PassPrices:
+def prices(parameters: Parameters, cost: StepCosts, tokens: int) -> PassPrices:
     """What passes and moves between units take, at each of the positions below `tokens` if that makes a difference."""
     longest, most = parameters.longest_draft, longest_inner(parameters)
-    for role in ("draft", "medium"):
-        cost.require(role)
     others = (
         cost.link if parameters.placement == "separate" else 0.0, cost.operations("draft"), cost.operations("medium"),
         cost.draft_devices,
@@ -133,7 +131,7 @@ def round_prices(parameters: Parameters, price: PassPrices, start: int, room: in
 
     >>> from model.costs.layer_times import UnitCost
     >>> choice = Parameters(40, draft_length=2)
-    >>> price = prices(choice, UnitCost(40, cost_ratio=0.1, medium_cost_ratio=0.5))
+    >>> price = prices(choice, UnitCost(40, cost_ratio=0.1, medium_cost_ratio=0.5), tokens=10)
     >>> round_prices(choice, price, 0, 9).time.tolist()  # two, one, and none that the medium model writes by itself
     [108.0, 88.0, 68.0]
     """
@@ -296,6 +294,7 @@ def _ends(large: Chances, start: int, offered: int) -> list[tuple[int, int, int,
 def recursive(parameters: Parameters, tokens: int, large: Chances, medium: Chain, price: PassPrices) -> Floats:
     """The same means, and nan for the mean square: the chance that a round starts somewhere, times what one takes from there."""
     gamma, inner = parameters.draft_length, longest_inner(parameters)
+    medium.chances(tokens - 1)  # refuses too few rates
     inside, total, offers = _inside(price, inner), np.zeros(6), _Offers(medium, inner)
     # Times and arithmetic of an offer; the same from everywhere where neither the law nor the prices depend on the position.
     starting = [*_rounds(large, gamma, tokens)]
@@ -365,7 +364,7 @@ class _Offers:
         key = (0 if alike else start), count
         if key not in self.known:
             found = rounds.starts(self.inner, count, _from(self.law, start, count))
-            two = float(found.behind_whole[-1])
+            two = float(found.after_whole[-1])
             self.known[key] = np.array([1 - two, two])
         return self.known[key]
 
@@ -385,4 +384,4 @@ def _rounds(large: Chances, gamma: int, tokens: int) -> Iterator[Floats]:
 
 def _from(law: Chain, start: int, count: int) -> Chain:
     """The law of the positions from `start` on."""
-    return ByPosition(law.rates[start : start + count], name=law.name) if isinstance(law, ByPosition) else law
+    return ByPosition(law.rates[start : start + count]) if isinstance(law, ByPosition) else law
