@@ -71,7 +71,7 @@ class Loaded:
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or checks.MAX_TOKENS)
 
     def tokens(self, texts: dict[str, str]) -> Any:
-        """Return the tokens of all texts, each followed by the tokenizer's end token if it has one, shape (tokens,)."""
+        """Return the tokens of all modules, each followed by the tokenizer's end token if it has one, shape (tokens,)."""
         import numpy as np
 
         end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]

@@ -163,7 +163,7 @@ class Parallel(Real):
                 self._note(0, start, "wait", None)
                 self._collect()
             elif self.blocked or self.unplaced:
-                raise CacheError("the algorithm came to a halt before it had emitted all its tokens")
+                raise CacheError("the algorithm came to a halt before it had generated all its tokens")
             else:
                 break  # the algorithm has ended
         self.seconds = time.perf_counter() - self.begun

@@ -264,7 +264,7 @@ def without_a_unit() -> Steps:
     (forked(nested()), CacheError, "only the main process can adopt the pass of a sub-process"),
     (crossing(), CacheError, "target: unit 1 cannot continue the pass of unit 0"),
     (two_at_once(), CacheError, "unit 1 is to make a pass while it makes another one"),
-    (deadlocked(), CacheError, "came to a halt before it had emitted all its tokens"),
+    (deadlocked(), CacheError, "came to a halt before it had generated all its tokens"),
     (spoiled(), CacheError, "rows at position 2 of unit 1 are no longer those of the adopted process"),
     (too_early(), CacheError, "a running task cannot be adopted; join it first"),
     (overwriting(), CacheError, "target: a pass at position 1 replaces rows that a sub-process is copying"),
