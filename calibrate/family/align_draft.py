@@ -224,10 +224,10 @@ def kept_texts(kept: Path, settings: str, *, count: int, length: int, vocabulary
     except (SafetensorError, OSError) as error:
         raise ParameterError(f"{kept.name} cannot be read for --resume: {model_directory.line(error)}; remove it") from None
     if there != settings:
-        raise ParameterError(f"{kept.name} is from another alignment; give the same settings, or remove it and begin anew")
+        raise ParameterError(f"{kept.name} is from another alignment; give the same settings, or remove it and start again")
     if not fits or (sequences < 0).any() or (sequences >= vocabulary).any():
         bound = f"at most {count} sequences of {length} whole numbers below the vocabulary={vocabulary}"
-        raise ParameterError(f"{kept.name} must hold {bound}, got {kind} of shape {shape}; remove it and begin anew")
+        raise ParameterError(f"{kept.name} must hold {bound}, got {kind} of shape {shape}; remove it and start again")
     return np.asarray(sequences)
 
 

@@ -41,7 +41,7 @@ class Corpus:
     held_out: dict[str, str]
     python: str
     checksum: str
-    """sha256 of all paths and texts; another version of Python gives another corpus."""
+    """sha256 of all paths and contents; another version of Python gives another corpus."""
     name: str = STANDARD
 
     @property

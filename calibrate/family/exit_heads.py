@@ -67,7 +67,7 @@ class HeadTrainingSettings:
 
 
 OWN = HeadTrainingSettings()
-"""Settings for small texts. Tried from 3e-4 to 1e-2 on a model of six layers: with a higher rate heads agree more often with the
+"""Settings for a small text. Tried from 3e-4 to 1e-2 on a model of six layers: with a higher rate heads agree more often with the
 model at the first layers, and less often at the last, where the common head is hard to beat.
 """
 PAPER = HeadTrainingSettings(epochs=3, rate=2e-5, batch=128, length=2048, warm_up=0.04)

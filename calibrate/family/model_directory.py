@@ -71,7 +71,7 @@ class Loaded:
         return int(getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or checks.MAX_TOKENS)
 
     def tokens(self, texts: dict[str, str]) -> Any:
-        """Return the tokens of all texts, each followed by the tokenizer's end token if it has one, shape (tokens,)."""
+        """Return the tokens of all modules, each followed by the tokenizer's end token if it has one, shape (tokens,)."""
         import numpy as np
 
         end = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
@@ -360,7 +360,7 @@ def _crossing(folder: Path, name: str) -> bool:
     kind = config.get("model_type")
     if kind not in CONFIG_MAPPING:
         if "auto_map" in config:
-            what = f"model {name} is of type {checks.shown(kind)} and would run the model's own code (auto_map), which is never done"
+            what = f"model {name} is of type {checks.shown(kind)} and would run its own code (auto_map), which is never done"
             raise ParameterError(f"{what}; take a type that transformers supports")
         raise ParameterError(f"{CONFIG} of model {name} must have a model_type of transformers, got {checks.shown(kind)}")
     return bool(config.get("is_encoder_decoder"))

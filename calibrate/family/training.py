@@ -310,7 +310,7 @@ def _check_state(kept: Path, tensors: Mapping[str, Tensor], optimizers: list[Any
                 if found is None or not found.is_floating_point() or tuple(found.shape) != shape:
                     bound = f"optimizer.{number}.{index}.{name} must be numbers of shape {shape}"
                     got = "none" if found is None else f"{found.dtype} of shape {tuple(found.shape)}"
-                    raise ParameterError(f"{kept.name}: {bound}, got {got}; remove it and begin anew")
+                    raise ParameterError(f"{kept.name}: {bound}, got {got}; remove it and start again")
 
 
 def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tuple[int, float, dict[str, Any]]:
@@ -324,13 +324,13 @@ def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tu
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
     except (SafetensorError, OSError) as error:
         why = str(error).partition("\n")[0]
-        raise ParameterError(f"{kept.name} cannot be read for --resume: {why}; remove it and begin anew") from None
+        raise ParameterError(f"{kept.name} cannot be read for --resume: {why}; remove it and start again") from None
     if not about or not {"settings", "step", "seconds", "log"} <= about.keys():
-        raise ParameterError(f"{kept.name} is no saved state of a training; remove it and begin anew")
+        raise ParameterError(f"{kept.name} is no saved state of a training; remove it and start again")
     if about["settings"] != settings:
         raise ParameterError(
             f"{kept.name} is from a training with other settings: {about['settings']}, now asked for {settings}; give the same"
-            " settings, or remove it and begin anew"
+            " settings, or remove it and start again"
         )
     try:
         step, seconds, log = int(about["step"]), float(about["seconds"]), bounded_files.json_of(about["log"])
@@ -338,7 +338,7 @@ def _restore(kept: Path, model: Any, optimizers: list[Any], settings: str) -> tu
         checks.number("seconds", seconds, 0)
         typed_values.check(log, _Log, "log")
     except ValueError as error:
-        raise ParameterError(f"{kept.name} cannot be read for --resume: {error}; remove it and begin anew") from None
+        raise ParameterError(f"{kept.name} cannot be read for --resume: {error}; remove it and start again") from None
     for name, parameter in model.named_parameters():
         shape = tuple(tensors[f"model.{name}"].shape) if f"model.{name}" in tensors else None
         if shape != tuple(parameter.shape):

@@ -74,7 +74,7 @@ class Companions:
                 raise RuntimeError(f"a companion process did not answer within {_PATIENCE:.0f} s")
             answer = end.recv()
         except (EOFError, OSError):
-            raise RuntimeError("a companion process ended, perhaps for want of memory") from None
+            raise RuntimeError("a companion process ended, perhaps out of memory") from None
         if isinstance(answer, str):
             raise RuntimeError(f"a companion process failed: {answer}")
         return answer

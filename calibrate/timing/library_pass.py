@@ -262,7 +262,7 @@ class GraphPass(Pass):
         cache: Any = StaticCache(config=self.model.decoder.body.config, max_cache_len=self.context + self.width)
         for layer in cache.layers:
             if layer.max_cache_len < self.context + self.width:  # a window's rows shift, which resetting the length cannot undo
-                window = f"cuda-graph goes up to the sliding window of {layer.max_cache_len} positions"
+                window = f"cuda-graph supports at most the sliding window of {layer.max_cache_len} positions"
                 raise ParameterError(f"{window}, got {self.context} + {self.width}; take mode eager")
         return EncoderDecoderCache(cache, DynamicCache()) if self.model.architecture.crossing else cache
 
@@ -283,7 +283,7 @@ class GraphPass(Pass):
         self.plain.replay()
 
     def run_watched(self, mark: Mark) -> None:
-        """Replay the pass with marks; they stay those of the first call, whatever `mark` is passed later."""
+        """Replay the pass with marks; later calls keep the `mark` of the first one."""
         if self.marked is None:
             self.marked = self.capture(self.model.watched(mark))
         self.marked.replay()

@@ -182,7 +182,7 @@ def write(begun: Open, modes: Sequence[str], out: str | Path) -> tuple[dict[str,
         except ParameterError as error:
             refused[mode] = str(error)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # malformed rows of a file
-            refused[mode] = f"its raw rows, in {rows.path.name}, cannot be put together ({error!r}); begin anew with another -o"
+            refused[mode] = f"its raw rows in {rows.path.name} make no profile ({error!r}); start again with another -o"
         else:
             written[mode] = save(profile, out)
     return written, refused
@@ -202,7 +202,7 @@ def stem_of(model: str, device: str, passes: str = "eager") -> str:
 
 
 def called_name(stem: str, mode: str) -> str:
-    """Return the name of a mode's profile: every mode but eager is a suffix."""
+    """Return the name of a mode's profile: every mode but eager adds a suffix."""
     return stem + {"eager": "", "cuda-graph": "-graph"}.get(mode, f"-{mode}")
 
 
@@ -321,14 +321,14 @@ def part_rows(rows: Sequence[dict[str, Any]], mode: str, layers: int) -> tuple[l
         _add_up(table, wholes, layers)
         calls = {busy: float(np.median(values)) for (busy, batch), values in rest.items() if batch == 1}
         table += _besides(rows, table, calls, layers)
-        notes = ["of the repeats of a round the mean counts, as runs add them up; of rounds the median, as of repeats of runs"]
+        notes = ["times are means over the repeats of a round, because runs add them up, and medians over rounds"]
     elif any(row.get("round") for row in rows):
-        notes.append("of several rounds the one with the shortest whole pass counts: other work on the machine only adds")
+        notes.append("each point is from the round with the shortest whole pass: other work on the machine only adds time")
     points = sum(map(len, rest.values()))
     if interrupted:
-        notes.append(f"at {interrupted} of {points} points too few repeats went uninterrupted: the shortest others count too")
+        notes.append(f"at {interrupted} of {points} points too few repeats were uninterrupted, so the shortest others count too")
     if negative:
-        notes.append(f"the whole pass took less than the sum of its parts at {negative} of {points} points: counted as no overhead")
+        notes.append(f"the whole pass took less than the sum of its parts at {negative} of {points} points: overhead set to 0")
     return table, notes
 
 

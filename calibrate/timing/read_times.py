@@ -250,7 +250,7 @@ def after(decoder: Decoder, context: int = CONTEXT, repeats: int = REPEATS) -> d
         real.forward(held, Forward("target", tuple(range(2, 2 + context)), 0, LayerSpan(0, decoder.layers)))
         one = {str(gap): _after(real, held, context, 1, gap, repeats) for gap in GAPS}
         wide = {f"{width} {gap}": _after(real, held, context, width, gap, repeats // 2) for width in WIDE for gap in WIDE_GAPS}
-        few = () if isinstance(decoder, Graphs) else SHORT  # what a graph takes besides its layers would seem to be theirs
+        few = () if isinstance(decoder, Graphs) else SHORT  # the overhead of a graph would be attributed to its few layers
         layers = [*[each for each in few if each < decoder.layers], decoder.layers]
         short = {str(each): _of_few(real, held, context, each, repeats) for each in layers}
     return {"after_gap_us": one, "wide_us": wide, "short_us": short, "repeats": repeats}
@@ -294,8 +294,8 @@ def _of_few(real: Real, held: ProcessState, context: int, layers: int, repeats: 
 def after_rows(rows: list[dict[str, Any]], layers: int) -> list[dict[str, Any]]:
     """Return rows of a profile's table from raw rows of `after`: medians over rounds.
 
-    A layer of a shorter pass runs again sooner, by the time of the missing layers: a pass with a negative gap, all of whose layers
-    take as long as those.
+    In a pass over few layers each layer runs again sooner, by the time of the missing layers. It gives the row of a whole pass with
+    a negative gap, whose layers all take as long.
     """
     if not rows:
         return []

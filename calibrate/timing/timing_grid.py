@@ -39,10 +39,10 @@ class TimingGrid:
     def __post_init__(self) -> None:
         for name, least in (("widths", 1), ("contexts", 0), ("batches", 1), ("busy", 0)):
             values = getattr(self, name)
-            if not isinstance(values, tuple | list):  # what a plan's file holds may be anything
+            if not isinstance(values, tuple | list):  # a plan's file may hold any value
                 raise ParameterError(f"{name} must be a list of whole numbers, got {checks.shown(values)}")
             if not values:
-                raise ParameterError(f"{name} must be at least one number, got none")
+                raise ParameterError(f"{name} must have at least one number, got none")
             for value in values:
                 checks.whole(name, value, least, 1_000_000)
             if len(set(values)) != len(values):
@@ -80,12 +80,12 @@ class RawTimings:
         self.header = header
         if path.exists():
             if not resume:
-                raise ParameterError(f"{path} is there already; --resume goes on with it, another -o or --name begins anew")
+                raise ParameterError(f"{path} is there already; --resume continues it, another -o or --name starts a new file")
             self.header, self.rows = read(path)
             for key in ("model", "device", "dtype", "source", "name", "threads", "torch", "transformers", "passes"):
                 if self.header.get(key) != header.get(key):
                     was, now = self.header.get(key), header.get(key)
-                    raise ParameterError(f"{path} was timed with {key} {was}, and this is {now}; begin anew with another -o")
+                    raise ParameterError(f"{path} was timed with {key} {was}, and this is {now}; start again with another -o")
             # Rewriting the file drops a last line that was cut off.
             lines = [strict_json.dumps(row) for row in (self.header, *self.rows)]
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -152,7 +152,7 @@ def read(path: str | Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return rows[0], rows[1:]
 
 
-# --- going over the grid ---
+# --- timing the grid ---
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def go_over(
                 progress(number, len(todo), str(point))
             now = time.monotonic()
             if lost or now >= end:
-                failed.append((point, lost or "the minutes were spent before it; --resume with more of them"))
+                failed.append((point, lost or "not reached within the minutes; --resume with more --minutes"))
                 continue
             until = now + (end - now) / (len(todo) - number)
             try:
@@ -201,7 +201,7 @@ def go_over(
             except (RuntimeError, MemoryError) as error:
                 failure = failure_of(error)
                 failed.append((point, failure.line))
-                lost = f"the device was lost before it: {failure.line}" if failure.lost else ""
+                lost = f"not reached, because the device was lost: {failure.line}" if failure.lost else ""
                 release(model.device)
             else:
                 rows.add(row)

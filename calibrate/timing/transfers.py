@@ -69,7 +69,7 @@ def time_links(
     machine.needed()
     checks.whole("repeats", repeats, 1, 1_000_000)
     if not sizes:
-        raise ParameterError("sizes must be at least one number, got none")
+        raise ParameterError("sizes must have at least one number, got none")
     for size in sizes:
         checks.whole("size", size, 1, 2**34)
     if len(set(sizes)) != len(sizes):

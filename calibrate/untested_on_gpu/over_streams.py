@@ -285,7 +285,7 @@ class Streams(Real):
     def _forked(self, step: Fork, process: _StreamProcess) -> Steps:
         """Record the parent's mark: sub-processes run after its work so far, and after no more than they read."""
         if any(old is not None for old in step.heirs_of):
-            raise ParameterError("a run over streams starts no sub-process with the cache of an ended one, as beam search does")
+            raise ParameterError("a run over streams has no sub-processes with the cache of an ended one, as beam search needs")
         for unit in step.units:
             if unit is not None and not 0 < unit < len(self.lanes):
                 raise self._too_few(f"at least {unit + 1}, as the algorithm starts a process on unit {unit}")
@@ -399,12 +399,12 @@ class Streams(Real):
     def _refuse(self, step: Forward) -> None:
         """Refuse passes that this interpreter does not support."""
         if step.role != ROLE:
-            raise ParameterError(f"a run over streams has the target alone, and the algorithm asks for the {step.role} model")
+            raise ParameterError(f"a run over streams supports only the target, and the algorithm uses the {step.role} model")
         # Only a single-pass sub-process may verify several hypotheses: no pass continues from all of them.
         layers = step.layers
         tree = bool(step.tree) and not (layers.first == 0 and not step.heads and {*step.tree} == {-1})
         if tree or step.batch is not None or layers.gaps or layers.kv_only or step.compared or step.unit is not None:
-            raise ParameterError("a run over streams makes plain passes of one sequence alone; the algorithm asks for others")
+            raise ParameterError("a run over streams supports only plain passes of one sequence; the algorithm uses others")
 
     def _borrowed(self, lane: _Lane, step: Forward) -> list[Any]:
         """Return states of other streams that a pass resumes. The join or fork that passed them on was waited for."""

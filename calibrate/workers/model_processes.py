@@ -88,7 +88,7 @@ class DistantModel:
         return output
 
     def _gone(self) -> ProcessError:
-        return ProcessError(f"the process of the {self.role} model is gone, perhaps for want of memory; the run is over")
+        return ProcessError(f"the process of the {self.role} model is gone, perhaps out of memory; the run is over")
 
 
 class _DistantOutput(PassOutput):
@@ -166,7 +166,7 @@ class ModelProcesses:
         """Make all models begin a new sequence."""
         if self.closed or self.broken:
             why = "are closed" if self.closed else "are broken by an earlier error"
-            raise ProcessError(f"the processes {why}; start them anew")
+            raise ProcessError(f"the processes {why}; start them again")
         for model in self.models.values():
             model.ask("new")
             model.asked.append(None)
@@ -284,7 +284,7 @@ class OverModels(Real):
         model = self.models.models.get(step.role)
         if model is None:
             has = ", ".join(self.models.models)
-            raise ParameterError(f"models must have one of role {step.role}, which the algorithm asks for, got {has}")
+            raise ParameterError(f"models must have one of role {step.role}, which the algorithm uses, got {has}")
         self._refuse(step, model)
         rows: _Rows = cache
         rows.book.write(step)
@@ -316,7 +316,7 @@ class OverModels(Real):
             raise ParameterError(f"layers of the {step.role} must be {bound}, got [{step.layers.first}, {step.layers.last})")
         if step.tree or step.batch or step.layers.gaps or step.layers.kv_only or step.compared:
             raise ParameterError(
-                "a run over processes with a model each makes plain passes of one sequence; the algorithm asks for others"
+                "a run over processes with a model each supports only plain passes of one sequence; the algorithm uses others"
             )
 
 

@@ -163,7 +163,7 @@ class Parallel(Real):
                 self._note(0, start, "wait", None)
                 self._collect()
             elif self.blocked or self.unplaced:
-                raise CacheError("the algorithm came to a halt before it had emitted all its tokens")
+                raise CacheError("the algorithm came to a halt before it had generated all its tokens")
             else:
                 break  # the algorithm has ended
         self.seconds = time.perf_counter() - self.begun
@@ -336,7 +336,7 @@ class Parallel(Real):
 
     def _fork(self, task: _UnitProcess, step: Fork) -> None:
         if any(old is not None for old in step.heirs_of):
-            raise ParameterError("a run over processes starts no sub-process with the cache of an ended one, as beam search does")
+            raise ParameterError("a run over processes has no sub-processes with the cache of an ended one, as beam search needs")
         found = []
         for body, unit in zip(step.bodies, step.units, strict=True):
             if unit is not None and not 0 < unit < self.pool.units:
@@ -350,7 +350,7 @@ class Parallel(Real):
         self.work.forks += len(found)
 
     def _start_forked(self) -> None:
-        """Start the forked sub-processes, after their parent's next pass is posted so that they can follow it."""
+        """Start the forked sub-processes; they can follow a pass that their parent has posted since the fork."""
         forked, self.forked = self.forked, []
         if not forked:
             return
@@ -376,12 +376,12 @@ class Parallel(Real):
     def _refuse(self, step: Forward, *, single: bool = False) -> None:
         """Refuse passes that this interpreter does not support."""
         if step.role != ROLE:
-            raise ParameterError(f"a run over processes has the target alone, and the algorithm asks for the {step.role} model")
+            raise ParameterError(f"a run over processes supports only the target, and the algorithm uses the {step.role} model")
         # Only a single-pass sub-process may verify several hypotheses: no pass continues from all of them.
         layers = step.layers
         tree = bool(step.tree) and not (single and layers.first == 0 and not step.heads and {*step.tree} == {-1})
         if tree or step.batch is not None or layers.gaps or layers.kv_only or step.compared or step.unit is not None:
-            raise ParameterError("a run over processes makes plain passes of one sequence alone; the algorithm asks for others")
+            raise ParameterError("a run over processes supports only plain passes of one sequence; the algorithm uses others")
         if layers.last > self.pool.decoder.layers:
             bound = f"{self.pool.decoder.layers}, as {self.pool.decoder.name} has"
             raise ParameterError(f"layers of the {ROLE} must be {bound}, got at least {layers.last}")
@@ -534,8 +534,8 @@ class Parallel(Real):
         while self.ready and not self._over():
             self._advance(self.ready.popleft())
         if time.perf_counter() - start > self.pool.patience:
-            self.pool.look(self.pool.posts.values())
-            raise ProcessError(f"rows did not come within {self.pool.patience:g} s; the run is over")
+            self.pool.check_workers(self.pool.posts.values())
+            raise ProcessError(f"rows did not arrive within {self.pool.patience:g} s; the run is over")
 
     def _collect(self) -> None:
         """Collect the passes that workers have ended."""

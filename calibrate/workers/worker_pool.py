@@ -272,7 +272,7 @@ class Pool:
         except BaseException as error:
             self.broken = True
             if isinstance(error, BrokenPipeError | ConnectionError | EOFError):
-                self.look(self.posts.values())
+                self.check_workers(self.posts.values())
                 raise ProcessError("a worker process is gone") from None
             raise
 
@@ -284,7 +284,7 @@ class Pool:
     def refuse_closed(self) -> None:
         if self.closed or self.broken:
             why = "are closed" if self.closed else "are broken by an earlier error"
-            raise ProcessError(f"the processes {why}; start them anew")
+            raise ProcessError(f"the processes {why}; start them again")
 
     # --- workers ---
 
@@ -292,7 +292,7 @@ class Pool:
         """Return a worker's answer to a message that is no pass."""
         until = time.monotonic() + STARTING
         while not post.end.poll(0.1):
-            # Not `look`, which would read an answer that has arrived since, and report it as a failure.
+            # Not `check_workers`, which would read an answer that has arrived since, and report it as a failure.
             if not post.process.is_alive() and not post.end.poll():
                 raise self._gone(post)
             if time.monotonic() > until:
@@ -316,9 +316,9 @@ class Pool:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = "ended" if code is None else f"ended with code {code}"
-        return ProcessError(f"the process of {post.process.name} {how}, perhaps for want of memory; the run is over")
+        return ProcessError(f"the process of {post.process.name} {how}, perhaps out of memory; the run is over")
 
-    def look(self, posts: Any) -> None:
+    def check_workers(self, posts: Any) -> None:
         """Raise the error of workers that have ended or failed."""
         for post in posts:
             try:
@@ -339,7 +339,7 @@ class Pool:
         place = post.count % SLOTS
         start = time.perf_counter()
         while post.count - words[DONE] >= SLOTS:  # all slots hold stopped passes that the worker has not read yet
-            self.look([post])
+            self.check_workers([post])
             self._refuse_silence([post], start)
             time.sleep(self.spin / 10)
         message = pickle.dumps(command, pickle.HIGHEST_PROTOCOL)
@@ -381,7 +381,7 @@ class Pool:
             words[0][LISTENING] = 0
             if any(word[DONE] > before for word, before in watched):
                 return
-            self.look(posts)
+            self.check_workers(posts)
             self._refuse_silence(posts, since)
 
     def _refuse_silence(self, posts: Sequence[Post], since: float) -> None:

@@ -260,7 +260,7 @@ def test_saved_sequences_are_checked(tmp_path: Path) -> None:
     for wrong, got in (([[1, 2, 3]] * 3, r"I64 of shape \(3, 3\)"), ([[1, 2]], r"I64 of shape \(1, 2\)"),
                        ([[1, 2, 9]], r"I64 of shape \(1, 3\)"), ([[-1, 2, 3]], r"I64 of shape \(1, 3\)"),
                        ([1, 2, 3], r"I64 of shape \(3,\)"), ([[1.0, 2, 3]], r"F64 of shape \(1, 3\)")):  # fmt: skip
-        with pytest.raises(ParameterError, match=f"^{bound} {got}; remove it and begin anew$"):
+        with pytest.raises(ParameterError, match=f"^{bound} {got}; remove it and start again$"):
             kept(wrong)
     with pytest.raises(ParameterError, match="texts is from another alignment; give the same settings, or remove it"):
         kept([[1, 2, 3]], "others")

@@ -101,5 +101,5 @@ def test_companions_repeat_a_pass_until_stopped(monkeypatch: pytest.MonkeyPatch)
     assert asked[-2:] == [5, "end"]
     ours, theirs = multiprocessing.Pipe()
     theirs.close()
-    with pytest.raises(RuntimeError, match="a companion process ended, perhaps for want of memory"):
+    with pytest.raises(RuntimeError, match="a companion process ended, perhaps out of memory"):
         found._answer(ours)

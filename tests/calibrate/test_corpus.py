@@ -1,4 +1,4 @@
-"""The corpus: held-out files, checksums, cuts, and a user's own texts."""
+"""The corpus: held-out files, checksums, cuts, and text of the user."""
 
 from __future__ import annotations
 

@@ -338,7 +338,7 @@ def test_incomplete_optimizer_state_is_refused(tmp_path: Path) -> None:
                        (tensors[name].long(), rf"torch.int64 of shape \({shape[0]}, {shape[1]}\)")):  # fmt: skip
         kept = {key: value for key, value in tensors.items() if key != name} | ({} if wrong is None else {name: wrong.contiguous()})
         save_file(kept, path, about)
-        bound = rf"tiny.kept: {name} must be numbers of shape \({shape[0]}, {shape[1]}\), got {got}; remove it and begin anew"
+        bound = rf"tiny.kept: {name} must be numbers of shape \({shape[0]}, {shape[1]}\), got {got}; remove it and start again"
         with pytest.raises(ParameterError, match=bound):
             training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
     for key, value, said in (("step", "0", "step must be"), ("seconds", "-1", "seconds must be"), ("log", "3", "log must be")):
@@ -346,7 +346,7 @@ def test_incomplete_optimizer_state_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ParameterError, match=f"tiny.kept cannot be read for --resume: {said}"):
             training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
     save_file(tensors, path, {"settings": "these"})
-    with pytest.raises(ParameterError, match=r"tiny\.kept is no saved state of a training; remove it and begin anew"):
+    with pytest.raises(ParameterError, match=r"tiny\.kept is no saved state of a training; remove it and start again"):
         training._restore(path, fresh, training.optimizers_of(fresh, recipe), "these")
 
 
@@ -356,7 +356,7 @@ def test_diverging_training_is_reported_and_writes_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "tiny").exists()
 
 
-def test_texts_too_short_are_refused(read: corpus.Corpus) -> None:
+def test_too_short_text_is_refused(read: corpus.Corpus) -> None:
     model = make_model.begun(family.TINY, 300, family.RECIPE)
     some, none = np.zeros(500, np.int64), np.zeros(32, np.int64)
     with pytest.raises(ParameterError, match="at least batch\\*length\\+1=129 tokens, got 128"):
@@ -621,7 +621,7 @@ BAD = {
     "t5": (lambda path: family.config(path, model_type="t5", is_encoder_decoder=True), "must be decoder-only"),
     "code": (
         lambda path: family.config(path, model_type="mine", auto_map={"AutoModelForCausalLM": "evil.Mine"}),
-        "would run the model's own code",
+        "would run its own code",
     ),
     "no tokenizer": (lambda path: [each.unlink() for each in path.glob("tokenizer*")], "has no tokenizer"),
 }

@@ -138,7 +138,7 @@ def test_unsupported_steps_are_refused(steps: Any, error: Any, words: str, model
     """The processes are then marked as broken; here they are not, and the mark is removed."""
     with pytest.raises(error, match=words):
         OverModels(models).run(steps(), 4)
-    with pytest.raises(ProcessError, match="broken by an earlier error; start them anew"):
+    with pytest.raises(ProcessError, match="broken by an earlier error; start them again"):
         models.renew()
     models.broken = False
 
@@ -155,7 +155,7 @@ def test_unsupported_models_are_refused() -> None:
 
 def test_missing_model_is_named(models: ModelProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "models", {"target": models.models["target"]})
-    with pytest.raises(ParameterError, match=r"must have one of role draft, which the algorithm asks for, got target$"):
+    with pytest.raises(ParameterError, match=r"must have one of role draft, which the algorithm uses, got target$"):
         OverModels(models).run(pearl.decode(pearl.Parameters(LAYERS, 2, **SMALL), PROMPT, 6), 6)
     models.broken = False
 

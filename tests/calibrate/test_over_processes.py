@@ -287,13 +287,13 @@ def wide(after: tuple[int, ...], *, forked: bool) -> Steps:
 @pytest.mark.parametrize(
     ("units", "steps", "said"),
     [
-        (2, wide((-1, 0), forked=True), "makes plain passes of one sequence alone; the algorithm asks for others"),
-        (1, wide((-1, -1), forked=False), "makes plain passes of one sequence alone; the algorithm asks for others"),
+        (2, wide((-1, 0), forked=True), "supports only plain passes of one sequence; the algorithm uses others"),
+        (1, wide((-1, -1), forked=False), "supports only plain passes of one sequence; the algorithm uses others"),
         (2, ppd.decode(ppd.Parameters(LAYERS, 3, 3, batched=True), [3] * 14, 2), "the capacity=16, got at least 17 positions"),
         (2, ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as .*, got 2"),
         (2, ppd.decode(ppd.Parameters(LAYERS, 3, 1), [3] * 14, 8), "must fit the capacity=16, got at least 17 positions"),
         (2, ppd.decode(ppd.Parameters(6, 3, 1), [3], 8), "layers of the target must be 5, as random llama has, got at least 6"),
-        (1, speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "the target alone, .* for the draft"),
+        (1, speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "only the target, .* uses the draft"),
         (1, beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "a run over processes"),
     ],
 )  # fmt: skip
@@ -301,7 +301,7 @@ def test_unsupported_runs_are_refused(units: int, steps: Any, said: str) -> None
     with started(tiny("llama"), units, 16) as pool:
         with pytest.raises(ParameterError, match=said):
             Parallel(pool).run(steps, 8)
-        with pytest.raises(ProcessError, match="are broken by an earlier error; start them anew"):
+        with pytest.raises(ProcessError, match="are broken by an earlier error; start them again"):
             Parallel(pool).run(steps, 8)
 
 
@@ -537,12 +537,12 @@ PARENT = """
     from tests.support import workers
 
     def main():
-        with processes.started(workers.tiny("llama"), 3, 16) as pool:
+        with over_processes.started(workers.tiny("llama"), 3, 16) as pool:
             print(*pool.pids, flush=True)
-            processes.Parallel(pool).run(workers.asking(), 1_000_000)
+            over_processes.Parallel(pool).run(workers.asking(), 1_000_000)
 
     if __name__ == "__main__":
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs tests in the background has it ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for tests in the background
         main()
 """
 

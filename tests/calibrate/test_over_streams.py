@@ -303,11 +303,11 @@ def child() -> Steps:
     ("steps", "said"),
     [
         (ppd.decode(ppd.Parameters(LAYERS, 3, 2), [3, 4], 8), "units must be at least 3, as the algorithm starts .*, got 2 str"),
-        (joining(Forward("target", (5, 6), 2, LayerSpan(0, LAYERS), tree=(-1, 0))), "of one sequence alone; .* for others"),
+        (joining(Forward("target", (5, 6), 2, LayerSpan(0, LAYERS), tree=(-1, 0))), "only plain passes of one sequence"),
         (joining(child()), "units must be more, as the algorithm has more processes at once, got 2 streams; make more of them"),
         (ppd.decode(ppd.Parameters(6, 3, 1), [3], 8), "layers of the target must be 5, as llama target has, got at least 6"),
-        (speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "the target alone, .* asks for the draft"),
-        (beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "makes plain passes of one sequence alone"),
+        (speculative.decode(speculative.Parameters(LAYERS, 2, draft_layers=2), [3], 8), "only the target, .* uses the draft"),
+        (beam.decode(beam.Parameters(LAYERS, 0, 2, draft_layers=2), [3], 8), "supports only plain passes of one sequence"),
     ],
 )  # fmt: skip
 def test_unsupported_runs_are_refused(steps: Any, said: str) -> None:
@@ -534,12 +534,12 @@ def test_spans_name_their_unit_and_fate() -> None:
 
 
 @pytest.mark.parametrize(("step", "said"), [
-    *((Forward("target", (5, 6), 2, LayerSpan(0, LAYERS))._replace(**more), "over streams makes plain passes of one sequence")
+    *((Forward("target", (5, 6), 2, LayerSpan(0, LAYERS))._replace(**more), "over streams supports only plain passes")
       for more in ({"batch": Batch.uniform((0, 1), 2)}, {"layers": LayerSpan(0, LAYERS, ((1, 2),))},
                    {"layers": LayerSpan(0, LAYERS, kv_only=True)}, {"compared": 1}, {"unit": 1}, {"tree": (-1, 0)},
                    {"tree": (-1, -1), "heads": 2})),
-    (Forward("target", (5, 6), 2, LayerSpan(1, LAYERS), tree=(-1, -1)), "makes plain passes of one sequence alone"),
-    (Forward("draft", (5,), 2, LayerSpan(0, 1)), "over streams has the target alone, and the algorithm asks for the draft model"),
+    (Forward("target", (5, 6), 2, LayerSpan(1, LAYERS), tree=(-1, -1)), "supports only plain passes of one sequence"),
+    (Forward("draft", (5,), 2, LayerSpan(0, 1)), "over streams supports only the target, and the algorithm uses the draft model"),
 ])  # fmt: skip
 def test_unsupported_passes_are_refused(step: Forward, said: str) -> None:
     with pytest.raises(ParameterError, match=said):
@@ -559,7 +559,7 @@ def test_process_on_a_missing_unit_is_refused(unit: int) -> None:
     run = Streams(Lanes(decoder_of("llama"), 2, Device()))
     if unit == 1:
         assert len(run.run(steps(), 1).tokens) == 1
-        with pytest.raises(ParameterError, match="over streams starts no sub-process with the cache of an ended one"):
+        with pytest.raises(ParameterError, match="over streams has no sub-processes with the cache of an ended one"):
             Streams(Lanes(decoder_of("llama"), 2, Device())).run(steps(heirs=True), 1)
         return
     with pytest.raises(ParameterError, match=f"units must be at least {unit + 1}, as .* on unit {unit}, got 2 streams; make more"):

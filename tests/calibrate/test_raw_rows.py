@@ -218,7 +218,7 @@ def test_parts_of_an_interpreter_pass() -> None:
         ("layer", 0, 1, 8, 1): (14, 15, 18, 3), ("head", 0, 1): (19, 20, 23, 3), ("embedding", 0, 1): (5, 6, 8, 3),
         ("step", 0, 1): (10, 10, 10, 3), ("first_read", 0, 1): (4, 4, 4, 3),
     }  # fmt: skip
-    assert notes == ["of the repeats of a round the mean counts, as runs add them up; of rounds the median, as of repeats of runs"]
+    assert notes == ["times are means over the repeats of a round, because runs add them up, and medians over rounds"]
     # With a read of at most 3 us, the layers take the rest: 0.25 us more each.
     found = by_place(profile_from_timings.part_rows([passed(first_read_us=[2, 3, 4])], "interpreter", 4)[0])
     assert found["first_read", 0, 1] == (3, 3, 3, 3)
@@ -228,7 +228,7 @@ def test_parts_of_an_interpreter_pass() -> None:
     assert (found["first_read", 0, 1][1], found["step", 0, 1][1], found["layer", 0, 1, 8, 1][1]) == (0, 30, 11)
     table, notes = profile_from_timings.part_rows([passed(rest_us=[-4, -2, 0])], "interpreter", 4)
     assert by_place(table)["step", 0, 1] == (0, 0, 0, 3)
-    assert notes[-1] == "the whole pass took less than the sum of its parts at 1 of 1 points: counted as no overhead"
+    assert notes[-1] == "the whole pass took less than the sum of its parts at 1 of 1 points: overhead set to 0"
 
 
 def test_parts_depend_on_tokens_positions_and_sequences() -> None:
@@ -344,7 +344,7 @@ def test_profile_records_model_machine_and_peaks(tmp_path: Path) -> None:
         {**HEADER, "passes": "cuda-graph", "weights": "its own"}, [passed()], "interpreter", "some", raw
     )
     assert (told.mode, told.engine) == ("cuda-graph", "decodesim on transformers 5.15")
-    assert told.notes[0].startswith("weights are its own; of the repeats")
+    assert told.notes[0].startswith("weights are its own; times are means")
     # A known GPU has published peaks, which take precedence over measured ones.
     known = {**HEADER, "name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 * 2**30, "dtype": "bfloat16", "device": "cuda:0"}
     made = profile_from_timings.profile_of(known, rows, "eager", "some", raw)
@@ -407,10 +407,10 @@ def test_raw_file_resumes_only_with_the_same_settings(tmp_path: Path) -> None:
     rows.add({"kind": "failed", "mode": "eager", "width": 4, "context": 8, "batch": 1, "busy": 0, "round": 1})
     with path.open("a") as file:
         file.write('{"kind": "poi')  # cut off in the middle
-    with pytest.raises(ParameterError, match=r"is there already; --resume goes on with it"):
+    with pytest.raises(ParameterError, match=r"is there already; --resume continues it"):
         timing_grid.RawTimings(path, header, resume=False)
     for key, value in {"model": "other", "dtype": "bfloat16", "threads": 4, "torch": "3", "source": 9, "name": "Other"}.items():
-        with pytest.raises(ParameterError, match=rf"timed with {key} .*, and this is {value}; begin anew"):
+        with pytest.raises(ParameterError, match=rf"timed with {key} .*, and this is {value}; start again"):
             timing_grid.RawTimings(path, header | {key: value}, resume=True)
     again = timing_grid.RawTimings(path, header | {"date": str(datetime.date(2027, 1, 1))}, resume=True)
     assert again.header["date"] == HEADER["date"]  # of the first measurement session

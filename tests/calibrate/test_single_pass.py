@@ -77,7 +77,7 @@ def test_interrupted_repeats_are_left_out_if_there_are_others(
     row = single_pass.measure(model, point, Effort(0.5, least=4, most=9), float("inf"))
     assert (row["repeats"], row["disturbed"], row["taken_anyway"]) == (4, 5, 4)
     _, notes = profile_from_timings.part_rows([row], "eager", layers=3)
-    assert any("at 1 of 1 points too few repeats went uninterrupted" in note for note in notes)
+    assert any("at 1 of 1 points too few repeats were uninterrupted" in note for note in notes)
 
 
 @pytest.mark.parametrize(("ran", "single", "disturbed"), [(0.97, True, True), (0.97, False, False), (0.99, True, False)])

@@ -85,11 +85,11 @@ def test_no_point_is_tried_after_a_lost_device_or_the_last_minute(monkeypatch: p
     assert len(shares) == 1
     first, *others = [reason for _, reason in outcome.failed]
     assert first == "RuntimeError: CUDA error: gone"
-    assert others == [f"the device was lost before it: {first}"] * 3
+    assert others == [f"not reached, because the device was lost: {first}"] * 3
     (tmp_path / "raw.jsonl").unlink()
     outcome, shares, _ = gone_over(monkeypatch, tmp_path, lambda share: 4 * share)
     assert len(shares) == 1
-    assert [reason for _, reason in outcome.failed] == ["the minutes were spent before it; --resume with more of them"] * 3
+    assert [reason for _, reason in outcome.failed] == ["not reached within the minutes; --resume with more --minutes"] * 3
 
 
 # --- settings, errors and neighbours ---
@@ -99,7 +99,7 @@ def test_wrong_grid_settings_are_refused(tmp_path: Path) -> None:
     most = 1_000_000
     TimingGrid((1, most), (0, most), (1, most), (0, most), rounds=1000)
     for wrong, said in (
-        ({"widths": 4}, "widths must be a list of whole numbers, got 4"), ({"widths": ()}, "widths must be at least one number"),
+        ({"widths": 4}, "widths must be a list of whole numbers, got 4"), ({"widths": ()}, "widths must have at least one number"),
         ({"widths": (0,)}, "widths must be between 1 and 1000000, got 0"), ({"widths": (most + 1,)}, "widths must be between"),
         ({"contexts": (-1,)}, "contexts must be between 0 and"), ({"batches": (0,)}, "batches must be between 1 and"),
         ({"busy": (-1,)}, "busy must be between 0 and"), ({"busy": (1, 1)}, "busy must be different numbers"),

@@ -145,15 +145,15 @@ def test_profile_of_a_link_records_machine_and_method(tmp_path: Path, monkeypatc
 def test_failed_link_is_reported_and_the_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(link: str, *_: Any) -> list[dict[str, Any]]:
         if link == "gloo":
-            raise RuntimeError("nobody answers\nat all")
+            raise RuntimeError("no answer\nat all")
         return [{"kind": "link", "link": link, "size": 8, "repeats": 1, "time_us": [1.0, 2.0, 3.0]}]
 
     monkeypatch.setattr(transfers, "_timed", timed)
     monkeypatch.setattr(transfers, "there", lambda: ("gloo", "shared-memory"))
     found = transfers.time_links(tmp_path, sizes=(8,))
-    assert found.failed == {"gloo": "RuntimeError: nobody answers"}
+    assert found.failed == {"gloo": "RuntimeError: no answer"}
     assert [*found.profiles] == ["shared-memory"]
-    for wrong, said in (({"sizes": ()}, "sizes must be at least one number, got none"), ({"sizes": (8, 8)}, "different numbers"),
+    for wrong, said in (({"sizes": ()}, "sizes must have at least one number, got none"), ({"sizes": (8, 8)}, "different numbers"),
                         ({"sizes": (0,)}, "size must be"), ({"repeats": 0}, "repeats must be"), ({"name": "a b"}, "name must be"),
                         ({"links": ("nccl",)}, "nccl is not available"), ({"links": ("tin",)}, "unknown link 'tin'")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):

@@ -98,7 +98,7 @@ def test_idle_workers_end_by_request_and_hung_ones_are_killed() -> None:
     assert all(each.closed == ["closed"] * 2 for each in (good, deaf, stubborn))  # the pipe and the process
     pool.close()
     assert good.said == [("end",)]
-    with pytest.raises(ProcessError, match="the processes are closed; start them anew"):
+    with pytest.raises(ProcessError, match="the processes are closed; start them again"):
         pool.refuse_closed()
     assert pool.pids == []
 
@@ -208,7 +208,7 @@ def post_of(worker: Ended) -> Post:
 
 
 @pytest.mark.parametrize(("worker", "said"), [
-    (Ended(None), "the process of unit 1 ended, perhaps for want of memory; the run is over"),
+    (Ended(None), "the process of unit 1 ended, perhaps out of memory; the run is over"),
     (Ended(3), "the process of unit 1 ended with code 3, perhaps"), (Ended(0), "the process of unit 1 ended with code 0, perhaps"),
     (Ended(-9), "the process of unit 1 was killed by SIGKILL, perhaps"), (Ended(-15), "was killed by SIGTERM"),
     (Ended(1, b".", ("failed", "why")), "the process of unit 1 failed: why"),
@@ -217,16 +217,16 @@ def post_of(worker: Ended) -> Post:
 def test_end_of_a_worker_is_reported(worker: Ended, said: str) -> None:
     pool = pool_of.Pool(["cpu"], [], 0.0, 1.0, True)
     before = deque(worker.said)
-    for look in (lambda: pool.look([post_of(worker)]), lambda: pool._answer(post_of(worker), "load")):
+    for check in (lambda: pool.check_workers([post_of(worker)]), lambda: pool._answer(post_of(worker), "load")):
         worker.said = deque(before)
         with pytest.raises(ProcessError, match=said):
-            look()
+            check()
     assert {*worker.waited} <= {1}
 
 
 def test_live_workers_are_awaited_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pool_of.Pool(["cpu"], [], 0.0, 1.0, True)
-    pool.look([post_of(Ended(None, b".", alive=True))])
+    pool.check_workers([post_of(Ended(None, b".", alive=True))])
     assert pool._answer(post_of(Ended(None, b".", ("load", 5))), "load") == 5
     with pytest.raises(AssertionError):
         pool._answer(post_of(Ended(None, ("up", 5))), "load")

@@ -60,7 +60,7 @@ class AtOnce:
         if self.broken:
             raise ProcessError("they are broken")
 
-    def look(self, _: Any) -> None:
+    def check_workers(self, _: Any) -> None:
         """No worker has failed."""
 
     def post(self, number: int, command: Command) -> int:
@@ -264,7 +264,7 @@ def without_a_unit() -> Steps:
     (forked(nested()), CacheError, "only the main process can adopt the pass of a sub-process"),
     (crossing(), CacheError, "target: unit 1 cannot continue the pass of unit 0"),
     (two_at_once(), CacheError, "unit 1 is to make a pass while it makes another one"),
-    (deadlocked(), CacheError, "came to a halt before it had emitted all its tokens"),
+    (deadlocked(), CacheError, "came to a halt before it had generated all its tokens"),
     (spoiled(), CacheError, "rows at position 2 of unit 1 are no longer those of the adopted process"),
     (too_early(), CacheError, "a running task cannot be adopted; join it first"),
     (overwriting(), CacheError, "target: a pass at position 1 replaces rows that a sub-process is copying"),
@@ -273,12 +273,12 @@ def without_a_unit() -> Steps:
     (forked(whole(2, (5,)), where=(0,)), ParameterError, "units must be at least 1, as"),
     (forked(whole(15, (5, 6))), ParameterError, "must fit the capacity=16, got at least 17 positions; start the processes with"),
     (forked(Forward("target", (5,), 2, LayerSpan(0, LAYERS + 1))), ParameterError, "layers of the target must be 5, .* at least 6"),
-    (forked(Forward("draft", (5,), 2, LayerSpan(0, 1))), ParameterError, "target alone, and .* asks for the draft model"),
-    *((forked(whole(2, (5, 6))._replace(**more)), ParameterError, "makes plain passes of one sequence alone; .* for others")
+    (forked(Forward("draft", (5,), 2, LayerSpan(0, 1))), ParameterError, "only the target, and .* uses the draft model"),
+    *((forked(whole(2, (5, 6))._replace(**more)), ParameterError, "supports only plain passes of one sequence; .* uses others")
       for more in ({"batch": Batch.uniform((0, 1), 2)}, {"layers": LayerSpan(0, LAYERS, ((1, 2),))},
                    {"layers": LayerSpan(0, LAYERS, kv_only=True)}, {"compared": 1}, {"unit": 1}, {"tree": (-1, 0)},
                    {"tree": (-1, -1), "heads": 2})),
-    (forked(Forward("target", (5, 6), 2, LayerSpan(1, LAYERS), tree=(-1, -1))), ParameterError, "passes of one sequence alone"),
+    (forked(Forward("target", (5, 6), 2, LayerSpan(1, LAYERS), tree=(-1, -1))), ParameterError, "passes of one sequence"),
 ])  # fmt: skip
 def test_wrong_steps_of_an_algorithm_are_refused(three: Any, steps: Steps, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
@@ -304,7 +304,7 @@ def test_last_position_and_last_unit_are_usable(three: Any) -> None:
         yield Join(subs)
         yield Fork((whole(1, (6,)),), (1,), (subs[0],))
 
-    with pytest.raises(ParameterError, match="no sub-process with the cache of an ended one, as beam search does"):
+    with pytest.raises(ParameterError, match="no sub-processes with the cache of an ended one, as beam search needs"):
         ran(three, heirs())
 
 
@@ -552,13 +552,13 @@ def test_sub_process_on_unit_0_may_be_stopped(three: Any, middle: bool) -> None:
 def test_missing_rows_and_abandoned_passes_end_the_run(three: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Parallel(three)
     three.patience = 0.0
-    with pytest.raises(ProcessError, match="rows did not come within 0 s; the run is over"):
+    with pytest.raises(ProcessError, match="rows did not arrive within 0 s; the run is over"):
         run._meanwhile(over_processes.time.perf_counter() - 1)
     three.patience = 60.0
     with monkeypatch.context() as patch:
         patch.setattr(over_processes, "time", SimpleNamespace(perf_counter=lambda: 100.0))
         run._meanwhile(40.0)
-        with pytest.raises(ProcessError, match="rows did not come within 60 s"):
+        with pytest.raises(ProcessError, match="rows did not arrive within 60 s"):
             run._meanwhile(39.999)
     monkeypatch.setattr(three, "wait", lambda _: three.board.words[1].__setitem__(DONE, 1))
     with pytest.raises(ProcessError, match="the process of unit 1 gave up a pass that was not stopped; the run is over"):

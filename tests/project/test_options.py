@@ -789,7 +789,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--model --out --device --dtype --mode --widths --contexts --batches --busy --rounds --source --minutes --target"
                " --threads --resume --name --quiet",
         "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
-        "test_layers_command.py::test_the_document_agrees_with_the_profile": "--json",
+        "test_layers_command.py::test_json_output_equals_the_profile": "--json",
     },
     "calibrate links": {
         REACH: "--out --link --sizes --repeats --name --quiet", "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
