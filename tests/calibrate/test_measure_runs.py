@@ -303,7 +303,7 @@ def test_what_is_broken_off_is_gone_on_with(there: Path, monkeypatch: pytest.Mon
     kept = (tmp_path / "runs.jsonl").read_text().splitlines()
     assert len(kept) == 8
     (tmp_path / "runs.jsonl").write_text("\n".join(kept)[:-5])  # cut off within a row, which is then timed again
-    with pytest.raises(ParameterError, match="go on with --resume"):
+    with pytest.raises(ParameterError, match="continue them with --resume"):
         measure_runs.measure(tmp_path / "runs.json", asked, models)
     other, _ = plan(seed=4)
     with pytest.raises(ParameterError, match="of another plan: seed differs"):
@@ -638,7 +638,7 @@ def test_decodings_are_called_by_what_they_are() -> None:
 def test_runs_over_units_that_a_method_does_not_have_are_refused() -> None:
     models = models_of("speculative", {"draft_length": 1})
     for name, table, units, said in (
-        ("speculative", {"draft_length": 1}, 2, "streams are for methods of one model, and speculative has target, draft; leave"),
+        ("speculative", {"draft_length": 1}, 2, "streams are for methods with one model, and speculative has target, draft; leave"),
         ("ppd", {"exit_layer": 3, "candidates": 2}, 2, "units must be 3, which ppd reserves with these parameters, got 2 streams"),
     ):
         with pytest.raises(ParameterError, match=said):
@@ -654,9 +654,9 @@ def test_runs_over_units_that_a_method_does_not_have_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("lines", "said"), [
-    (lambda kept: [], "runs.jsonl holds no runs that were broken off; remove it"),
-    (lambda kept: ["{}"], "runs.jsonl holds no runs that were broken off; remove it"),
-    (lambda kept: ['{"asked": 5}'], "runs.jsonl holds no runs that were broken off; remove it"),
+    (lambda kept: [], "runs.jsonl holds no unfinished runs; remove it"),
+    (lambda kept: ["{}"], "runs.jsonl holds no unfinished runs; remove it"),
+    (lambda kept: ['{"asked": 5}'], "runs.jsonl holds no unfinished runs; remove it"),
     (lambda kept: [kept[0].replace('"tokens": 5', '"tokens": 6')], "of another plan: tokens differs; remove it, or ask for the"),
     (lambda kept: [kept[0], "{", kept[1]], "runs.jsonl, line 2: it cannot be read; remove the file"),
     (lambda kept: [kept[0], '{"decoding": 1}', kept[1]], "runs.jsonl, line 2: it cannot be read; remove the file"),
@@ -668,7 +668,7 @@ def test_kept_rows_that_are_none_are_refused(lines: Any, said: str, there: Path)
     with pytest.raises(ParameterError, match=re.escape(said)):
         measure_runs.measure(there / "runs.json", asked, models, resume=True)
     (there / "runs.json").write_text("{}")
-    with pytest.raises(ParameterError, match=r"out must be a new file, and runs\.json is there; give another, or remove it"):
+    with pytest.raises(ParameterError, match=r"out must be a new file, and runs\.json exists; give another, or remove it"):
         measure_runs.measure(there / "runs.json", asked, models, resume=True)
 
 
@@ -678,7 +678,7 @@ def test_kept_rows_become_a_table_where_they_can() -> None:
     found = measure_runs._table([row | {"decoding": 2}, row | {"repeat": 1}, row | {"load": 0.5}])
     assert found.select("decoding", "repeat").rows() == [(1, 0), (1, 1), (2, 0)]
     assert [str(each) for each in found["load"].to_list()] == ["0.5", "nan", "nan"]
-    with pytest.raises(ParameterError, match=r"kept rows cannot be put into one table: .*; remove what is kept, and begin anew"):
+    with pytest.raises(ParameterError, match=r"saved rows do not form one table: .*; remove their file, and run again"):
         measure_runs._table([row | {"run_order": "two"}])
 
 
@@ -705,7 +705,7 @@ def test_a_plan_is_read_as_it_is_written(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     for written, words in (
         ({"runs": {}, "method": method}, "unknown table 'runs'; did you mean run. known: method, profile, run"),
-        ({}, r"\[\[method\]\] must be there at least once: what is to be timed"),
+        ({}, r"\[\[method\]\] is required at least once: the decodings to time"),
         ({"method": []}, r"\[\[method\]\] must be there"), ({"method": {"name": "ppd"}}, r"\[\[method\]\] must be there"),
         ({"method": [{}]}, r"method\.name is required in each \[\[method\]\]; `sim ls methods` lists them"),
         ({"method": ["ppd"]}, r"method\.name is required"),
