@@ -657,7 +657,7 @@ def test_runs_over_units_that_a_method_does_not_have_are_refused() -> None:
     (lambda kept: [], "runs.jsonl holds no unfinished runs; remove it"),
     (lambda kept: ["{}"], "runs.jsonl holds no unfinished runs; remove it"),
     (lambda kept: ['{"asked": 5}'], "runs.jsonl holds no unfinished runs; remove it"),
-    (lambda kept: [kept[0].replace('"tokens": 5', '"tokens": 6')], "of another plan: tokens differs; remove it, or ask for the"),
+    (lambda kept: [kept[0].replace('"tokens": 5', '"tokens": 6')], "of another plan: tokens differs; remove it, or use the same"),
     (lambda kept: [kept[0], "{", kept[1]], "runs.jsonl, line 2: it cannot be read; remove the file"),
     (lambda kept: [kept[0], '{"decoding": 1}', kept[1]], "runs.jsonl, line 2: it cannot be read; remove the file"),
 ])  # fmt: skip
@@ -706,7 +706,7 @@ def test_a_plan_is_read_as_it_is_written(tmp_path: Path) -> None:
     for written, words in (
         ({"runs": {}, "method": method}, "unknown table 'runs'; did you mean run. known: method, profile, run"),
         ({}, r"\[\[method\]\] is required at least once: the decodings to time"),
-        ({"method": []}, r"\[\[method\]\] must be there"), ({"method": {"name": "ppd"}}, r"\[\[method\]\] must be there"),
+        ({"method": []}, r"\[\[method\]\] is required"), ({"method": {"name": "ppd"}}, r"\[\[method\]\] is required"),
         ({"method": [{}]}, r"method\.name is required in each \[\[method\]\]; `sim ls methods` lists them"),
         ({"method": ["ppd"]}, r"method\.name is required"),
         *(({"method": method, "run": {name: least - 1}}, f"{name} must be") for name, least in
