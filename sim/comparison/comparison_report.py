@@ -162,10 +162,10 @@ def put(page: Path, named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -
     return "\n".join([*head, MARK, INTRODUCTION, *markdown(named)]).rstrip("\n") + "\n"
 
 
-INTRODUCTION = """## Simulated against measured decodings
+INTRODUCTION = """## Predicted against real
 
-Real models made each decoding several times; the simulator replays it with the recorded outputs of the models, and with times from
-the profile of the same machine only. Times are those after the first commit, medians over repeats. *Noise*: the median deviation of
-a repeat from the median repeat. *Bound*: the larger of 5 % and 1.5 times the noise; the 90th percentile may be twice as large. `sim
-compare RUNS --page FILE` writes this section.
+Each decoding was made for real, repeat by repeat; the simulator plays it again with what the models said and with times from the
+profile of that machine alone. Times are those behind the first commit, medians of repeats. *Noise*: how far a repeat is from the
+middle one, in the median. *Bound*: the larger of 5 % and 1.5 times the noise; nine of ten errors may be twice that. `sim compare
+RUNS --page FILE` writes this section.
 """

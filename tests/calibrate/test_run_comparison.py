@@ -516,7 +516,7 @@ def test_the_command_line_compares_writes_and_keeps_a_page(tmp_path: Path) -> No
     assert result.stdout.splitlines()[-2:] == [str(tmp_path / "errors.csv"), str(page)]
     text = page.read_text()
     assert text.startswith("# Before\n\nwhat others say\n")
-    assert "## Simulated against measured decodings" in text
+    assert "## Predicted against real" in text
     assert invoke(path, "--page", page, "--check").exit_code == 0
     page.write_text(text.replace("speculative", "speculativ"))
     assert invoke(path, "--page", page, "--check").exit_code == 1
