@@ -281,7 +281,7 @@ def test_bad_input_of_composition_is_refused() -> None:
         composed_layers.layer(table, preset("t5-small"))
     with pytest.raises(ParameterError, match="tensor_parallel must divide heads=16, got 3"):
         composed_layers.layer(table, SMALL, 3)
-    with pytest.raises(ParameterError, match="head_dim must be one of 128, .* for which profile made-up has attention, got 64"):
+    with pytest.raises(ParameterError, match=r"head_dim must be one of 128, .* for which profile made-up has attention, got 64"):
         composed_layers.layer(table, replace(SMALL, head_dim=64))
     model = composed_layers.layer(table, SMALL, name="m")
     for refused in (composed_layers.Products, composed_layers.gemm_left_out, composed_layers.attention_left_out):

@@ -740,7 +740,7 @@ COMPARED = "test_run_comparison.py::test_the_command_line_compares_writes_and_ke
 LISTED = "test_outside_method.py::test_an_allowed_method_is_listed_and_is_in_the_schema"
 IMPORTED = "test_import_command.py::test_the_command_writes_what_the_function_reads"
 ELSEWHERE = "test_import_command.py::test_tables_of_vidur_may_lie_elsewhere"
-SECONDS = "test_milliseconds_for_seconds.py::test_importers_refuse_milliseconds_that_are_called_seconds"
+SECONDS = "test_milliseconds_for_seconds.py::test_importers_refuse_milliseconds_labelled_as_seconds"
 EFFECTS: dict[str, dict[str, str]] = {
     # Of each command, the tests that see an effect of its options.
     "sim run": {
@@ -758,7 +758,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "sim compare": {
         COMPARED: "--out --page --check --json",
-        "test_run_comparison.py::test_a_mismatch_is_gone_on_with_where_that_is_asked_for": "--allow-mismatch",
+        "test_run_comparison.py::test_a_mismatch_is_accepted_on_request": "--allow-mismatch",
         "test_figures_comparison.py::test_a_comparison_is_drawn_by_the_command": "--profile --figures",
         METHODS: "--methods",
     },
@@ -782,7 +782,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--out --link --sizes --repeats --name --quiet", "test_options.py::test_quick_is_a_little_of_the_work": "--quick",
         "test_options.py::test_what_was_found_is_printed_and_is_the_document": "--json",
     },
-    "calibrate report": {"test_validation.py::test_a_page_out_of_date_is_told": "--check --out"},
+    "calibrate report": {"test_validation.py::test_an_outdated_page_is_reported": "--check --out"},
     "calibrate train": {
         REACH: "--out --role --layers --hidden --ffn --epochs --batch --length --rate --seed --vocabulary --text --device --threads"
                " --resume --quiet",
@@ -840,7 +840,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "calibrate import llmservingsim": {IMPORTED: "--model --gpu --out --name --commit"},
     "calibrate fit roofline": {
-        "test_validation.py::test_what_is_fitted_to_one_layer_is_what_a_scenario_takes": "--layer --product",
+        "test_validation.py::test_fit_to_one_layer_prints_scenario_keys": "--layer --product",
     },
 }  # fmt: skip
 
