@@ -233,7 +233,7 @@ def test_default_differences_use_passes_of_up_to_64_tokens() -> None:
     launch = 4 * composed_layers.Products(table).launch
     least = [shape_of(was).layer_weight_bytes / each.bandwidth + launch for each in (one, other)]
     off = [abs(ours / theirs * least[1] / least[0] - 1) for ours, theirs in ((3e-4, 8e-4), (4e-4, 9e-4))]
-    assert bundled_profiles.products_taken_over(table, one, other) == pytest.approx(np.median(off))
+    assert bundled_profiles.product_transfer_error(table, one, other) == pytest.approx(np.median(off))
     assert bundled_profiles.layer_errors(table, []) == []
 
 
