@@ -1,7 +1,7 @@
 """Fit of the elementwise kernels of a layer (norms, rotations, activations, additions) to Vidur's times.
 
 Two numbers hold for all GPUs and models: the share of the bandwidth over many tokens, and the throughput of a block, which
-processes one token (`model.hardware.composed_layers.passed_over`). They are fitted to two models and tested on two others.
+processes one token (`model.hardware.composed_layers.elementwise_kernel`). They are fitted to two models and tested on two others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ START, LOW, HIGH, UNITS = (0.6, 12.0), (0.1, 1.0), (1.5, 200.0), (1.0, 1e9)
 
 
 @dataclass(frozen=True, eq=False)
-class Between:
+class ElementwiseKernels:
     """Elementwise kernels of a device's part of a layer: tokens and seconds, both of shape (passes,)."""
 
     of: Profile
@@ -43,10 +43,10 @@ class Between:
 
     def predicted(self, share: float = composed_layers.SMALL_SHARE, lane: float = composed_layers.SMALL_LANE) -> Floats:
         """Predicted seconds with these two numbers [s]."""
-        return composed_layers.between(self.of, self.part, self.tokens, LAUNCH, share=share, lane=lane)
+        return composed_layers.elementwise_kernels(self.of, self.part, self.tokens, LAUNCH, share=share, lane=lane)
 
 
-def measured(data: str | Path, models: Sequence[str]) -> list[Between]:
+def measured(data: str | Path, models: Sequence[str]) -> list[ElementwiseKernels]:
     """Read the elementwise kernels of these models on Vidur's GPUs, from a folder that holds `gpu`."""
     root = bundled_profiles.folder_of(data) / "gpu/vidur/compute"
     found = []
@@ -61,13 +61,12 @@ def measured(data: str | Path, models: Sequence[str]) -> list[Between]:
             for tensor_parallel in of.tensor_parallel:
                 rows = split == tensor_parallel
                 points, times, _ = imported_tables.merged({"tokens": tokens[rows]}, {"time_s": seconds[rows]})
-                found.append(
-                    Between(of, shape.shard(tensor_parallel), tensor_parallel, points["tokens"].astype(np.float64), times["time_s"])
-                )
+                part, at = shape.shard(tensor_parallel), points["tokens"].astype(np.float64)
+                found.append(ElementwiseKernels(of, part, tensor_parallel, at, times["time_s"]))
     return found
 
 
-def fit(seen: Sequence[Between]) -> tuple[float, float]:
+def fit(seen: Sequence[ElementwiseKernels]) -> tuple[float, float]:
     """Fit the share of the bandwidth [-] and the throughput of a block [bytes/s] by least squares on logarithms.
 
     The weight of a time is its spacing on the logarithmic axis of tokens; a robust loss limits the influence of outliers.
@@ -75,7 +74,7 @@ def fit(seen: Sequence[Between]) -> tuple[float, float]:
     from scipy.optimize import least_squares
 
     if not seen:
-        raise ParameterError("small kernels must be of at least one model on one GPU, got none")
+        raise ParameterError("elementwise kernels must be of at least one model on one GPU, got none")
     weights = [np.sqrt(np.gradient(np.log(each.tokens))) for each in seen]
 
     def missed(values: ArrayLike) -> Floats:

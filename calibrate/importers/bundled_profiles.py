@@ -99,9 +99,9 @@ def profiles(data: str | Path) -> Iterator[Profile]:
                 known,
             )
     moved = {
-        "attention": attention_taken_over(full["a100"], full["h100"]),
+        "attention": attention_transfer_error(full["a100"], full["h100"]),
         "head": float(
-            np.median([products_taken_over(full["a100"], measured["a100", model], measured["a40", model]) for model in VIDUR])
+            np.median([product_transfer_error(full["a100"], measured["a100", model], measured["a40", model]) for model in VIDUR])
         ),
     }
     for (gpu, _), one in measured.items():
@@ -277,10 +277,11 @@ def _composed(measured: Profile, table: Profile, errors: Mapping[str, float]) ->
         if fresh and not attention.measured:
             stood_in.append(tensor_parallel)
         if other:
-            head = [_taken_over(row, _head_bytes(row, part), table, measured, products.launch) for row in head]
-            fresh = [_taken_over(row, _attention_bytes(row, part), table, measured, products.launch) for row in fresh]
+            head = [_transferred(row, _head_bytes(row, part), table, measured, products.launch) for row in head]
+            fresh = [_transferred(row, _attention_bytes(row, part), table, measured, products.launch) for row in fresh]
         as_measured = attention.measured and not other
-        rows += composed_layers.spread(head, off) + (fresh if as_measured else composed_layers.spread(fresh, errors["attention"]))
+        rows += composed_layers.with_quartiles(head, off)
+        rows += fresh if as_measured else composed_layers.with_quartiles(fresh, errors["attention"])
     return rows, stood_in
 
 
@@ -292,13 +293,13 @@ def _attention_bytes(row: Mapping[str, Any], part: Shape) -> float:
     return float(row["batch"] * (row["context"] + 1) * part.cache_bytes(1))
 
 
-def _taken_over(row: dict[str, Any], moved: float, table: Profile, to: Profile, launch: float) -> dict[str, Any]:
+def _transferred(row: dict[str, Any], moved: float, table: Profile, to: Profile, launch: float) -> dict[str, Any]:
     """Return the row with its time on another device, at the efficiency that it has on the table's."""
     least = {each.device: moved / each.bandwidth + launch for each in (table, to)}
     return row | {"time_s": row["time_s"] * least[to.device] / least[table.device]}
 
 
-def attention_taken_over(table: Profile, other: Profile) -> float:
+def attention_transfer_error(table: Profile, other: Profile) -> float:
     """Median relative error of attention times transferred from one GPU to another, for Llama-2-7B and 70B [-]."""
     errors: list[float] = []
     launch = composed_layers.Products(table).launch
@@ -307,12 +308,12 @@ def attention_taken_over(table: Profile, other: Profile) -> float:
         ours, theirs = (composed_layers.AttentionTimes(each, part.heads, part.kv_heads, part.head_dim) for each in (table, other))
         for row in composed_layers.attention_rows(ours):
             if theirs.near(row["context"], row["batch"]):
-                guess = _taken_over(row, _attention_bytes(row, part), table, other, launch)["time_s"]
+                guess = _transferred(row, _attention_bytes(row, part), table, other, launch)["time_s"]
                 errors.append(abs(guess / float(theirs.cold(row["context"], row["batch"])) - 1))
     return float(np.median(errors))
 
 
-def products_taken_over(table: Profile, measured: Profile, other: Profile, most: int = 64) -> float:
+def product_transfer_error(table: Profile, measured: Profile, other: Profile, most: int = 64) -> float:
     """Median relative error of layer times transferred from one GPU to another, up to `most` tokens [-]."""
     shape = transformer.preset(measured.model)
     launch = composed_layers.Products(table).launch * 4
@@ -320,7 +321,7 @@ def products_taken_over(table: Profile, measured: Profile, other: Profile, most:
     ours, theirs = (each.rows("dense") for each in (measured, other))
     both = ours.join(theirs, on="tokens", suffix="_other")
     rows = [row for row in both.to_dicts() if row["tokens"] <= most]
-    guess = [_taken_over(row, moved, measured, other, launch)["time_s"] / row["time_s_other"] - 1 for row in rows]
+    guess = [_transferred(row, moved, measured, other, launch)["time_s"] / row["time_s_other"] - 1 for row in rows]
     return float(np.median(np.abs(guess)))
 
 

@@ -253,7 +253,7 @@ def _split(tensor_parallel: int) -> str:
     return f", tensor_parallel {tensor_parallel}" if tensor_parallel > 1 else ""
 
 
-def between(held: Sequence[small_kernels.Between], sources: str = "") -> Claim:
+def elementwise_kernels(held: Sequence[small_kernels.ElementwiseKernels], sources: str = "") -> Claim:
     """Errors of the elementwise kernels of a layer, for held-out models."""
     cases = []
     for gpu in dict.fromkeys(each.of.device for each in held):
@@ -648,7 +648,7 @@ def claims(data: str | Path) -> tuple[Claim, ...]:
         products_between(made, origin(root, aic)),
         attention(with_attention, refused, origin(root, aic)),
         composed(operations, whole, sources=origin(root, aic, vid)),
-        between(small_kernels.measured(root, small_kernels.HELD), origin(root, vid)),
+        elementwise_kernels(small_kernels.measured(root, small_kernels.HELD), origin(root, vid)),
         beyond([*whole, *a40], origin(root, vid)),
         ordered([*whole, *a40], origin(root, vid)),
         step(engine_run.read(root / RUN), profile_files.load("rtx-4090-llama-3.1-8b"), origin(root, sim)),

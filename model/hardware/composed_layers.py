@@ -286,7 +286,7 @@ class AttentionTimes:
 # --- a layer ---
 
 
-def between(
+def elementwise_kernels(
     operations: Profile, part: Shape, tokens: ArrayLike, launch: float, *, share: float = SMALL_SHARE, lane: float = SMALL_LANE
 ) -> Floats:
     """Seconds of the elementwise kernels of a layer over `tokens` tokens: norms, rotary embedding and activation [s].
@@ -300,10 +300,10 @@ def between(
     if rotated and ROPE not in operations.facts.get("decode_includes", ()):
         kernels += 1
         states += 2 * (part.heads + part.kv_heads) * part.head_dim
-    return passed_over(operations, tokens, states, kernels * launch, share=share, lane=lane)
+    return elementwise_kernel(operations, tokens, states, kernels * launch, share=share, lane=lane)
 
 
-def passed_over(
+def elementwise_kernel(
     operations: Profile, tokens: ArrayLike, states: float, launch: float, *, share: float = SMALL_SHARE, lane: float = SMALL_LANE
 ) -> Floats:
     """Seconds of elementwise kernels that read and write `states` numbers per token, after launches of `launch` seconds [s].
@@ -329,7 +329,7 @@ def head_rows(
     operations: Profile, products: Products, part: Shape, tokens: Floats, tensor_parallel: int = 1
 ) -> list[dict[str, Any]]:
     """Profile rows of the part head: the projection onto a device's share of the vocabulary, and the norm before it."""
-    seconds = products.cold(tokens, part.vocabulary, part.hidden) + passed_over(
+    seconds = products.cold(tokens, part.vocabulary, part.hidden) + elementwise_kernel(
         operations, tokens, 4 * part.hidden, products.launch
     )
     return [
@@ -338,7 +338,7 @@ def head_rows(
     ]
 
 
-def spread(rows: list[dict[str, Any]], error: ArrayLike) -> list[dict[str, Any]]:
+def with_quartiles(rows: list[dict[str, Any]], error: ArrayLike) -> list[dict[str, Any]]:
     """Return the rows with quartiles at a relative error, a number or one per row: composed times have no measured quartiles."""
     each = np.broadcast_to(np.asarray(error, dtype=np.float64), (len(rows),))
     return [
@@ -411,19 +411,19 @@ def layer(
     stood_in = []
     for many in splits:
         part = shape.shard(many)
-        dense = layer_products(products, part, tokens) + between(operations, part, tokens, products.launch)
-        embedding = passed_over(operations, tokens, 2 * shape.hidden, products.launch)
+        dense = layer_products(products, part, tokens) + elementwise_kernels(operations, part, tokens, products.launch)
+        embedding = elementwise_kernel(operations, tokens, 2 * shape.hidden, products.launch)
         for what, seconds in (("dense", dense), ("embedding", embedding)):
             points = zip(tokens, seconds, strict=True)
             found = [{"part": what, "tokens": int(at), "tensor_parallel": many, "time_s": float(each)} for at, each in points]
-            rows += spread(found, np.maximum(layer_error(operations, tokens, many, off), least))
-        rows += spread(head_rows(operations, products, part, tokens, many), layer_error(operations, tokens, many, least))
+            rows += with_quartiles(found, np.maximum(layer_error(operations, tokens, many, off), least))
+        rows += with_quartiles(head_rows(operations, products, part, tokens, many), layer_error(operations, tokens, many, least))
         if "decode" in operations.parts:
             attention = AttentionTimes(operations, part.heads, part.kv_heads, part.head_dim)
             if not attention.measured:
                 stood_in.append(many)
             found = attention_rows(attention, many)
-            rows += found if attention.measured else spread(found, errors.get("attention", 0.0))
+            rows += found if attention.measured else with_quartiles(found, errors.get("attention", 0.0))
     rows += reductions(operations, splits)
     notes = [
         f"composed: products measured by {operations.engine}",

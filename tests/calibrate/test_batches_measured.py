@@ -118,7 +118,7 @@ def test_timed_points_are_those_that_methods_use() -> None:
     assert [(each.width, each.batch) for each in wide.points] == [(1, 1), (2, 1), (9, 1), (1, 4), (2, 4)]
     for given, message in (
         ({"batched_widths": (1, 3)}, r"batched_widths must be some of widths=\[1, 2, 9\], got \[1, 3\]"),
-        ({"batched_widths": (2,)}, "batched_widths must have 1 among them"),
+        ({"batched_widths": (2,)}, "batched_widths must include 1"),
         ({"batched_widths": (1, 2), "batches": (1,)}, "left out without batches"),
     ):
         with pytest.raises(ParameterError, match=message):

@@ -251,7 +251,7 @@ def test_batched_passes_have_one_token_per_sequence() -> None:
     wider = Passes(widths=(1, 3, 5), contexts=(0,), batches=(1, 4), batched_widths=(1, 3))
     assert [(each.width, each.batch) for each in wider.points if each.batch > 1] == [(1, 4), (3, 4)]
     for given in ({"widths": (2, 3), "batches": (1, 4)}, {"widths": (1,), "batches": (2, 4)}):
-        with pytest.raises(ParameterError, match="widths and batches must have 1 among them"):
+        with pytest.raises(ParameterError, match="widths and batches must include 1"):
             Passes(contexts=(0,), **given)
 
 
@@ -411,9 +411,9 @@ def test_buffers_fit_all_timed_passes() -> None:
         ({"batched_widths": (1, 2)}, r"batched_widths must be some of widths=\[1, 3\], got \[1, 2\]"),
         (
             {"batched_widths": (3,)},
-            r"batched_widths must be left out without batches, of whose passes it is, got \[3\]; or give batches",
+            r"batched_widths must be left out without batches, got \[3\]; or give batches",
         ),
-        ({"batched_widths": (3,), "batches": (1, 2)}, r"batched_widths must have 1 among them, as drafts are made, got \[3\]"),
+        ({"batched_widths": (3,), "batches": (1, 2)}, r"batched_widths must include 1, the width of drafting, got \[3\]"),
     ):
         with pytest.raises(ParameterError, match=said):
             Passes(widths=(1, 3), contexts=(0,), **given)  # type: ignore[arg-type]

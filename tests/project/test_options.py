@@ -752,7 +752,7 @@ COMPARED = "test_run_comparison.py::test_the_command_line_compares_writes_and_ke
 LISTED = "test_outside_method.py::test_an_allowed_method_is_listed_and_is_in_the_schema"
 IMPORTED = "test_import_command.py::test_the_command_writes_the_profile_of_the_function"
 ELSEWHERE = "test_import_command.py::test_tables_of_vidur_may_be_in_other_folders"
-SECONDS = "test_milliseconds_for_seconds.py::test_importers_refuse_milliseconds_that_are_called_seconds"
+SECONDS = "test_milliseconds_for_seconds.py::test_importers_refuse_milliseconds_labelled_as_seconds"
 EFFECTS: dict[str, dict[str, str]] = {
     # Of each command, the tests that see an effect of its options.
     "sim run": {
@@ -771,7 +771,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "sim compare": {
         COMPARED: "--out --page --check --json",
-        "test_run_comparison.py::test_a_mismatch_is_gone_on_with_where_that_is_asked_for": "--allow-mismatch",
+        "test_run_comparison.py::test_a_mismatch_is_accepted_on_request": "--allow-mismatch",
         "test_figures_comparison.py::test_a_comparison_is_drawn_by_the_command": "--profile --figures",
         METHODS: "--methods",
     },
