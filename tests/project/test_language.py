@@ -1,0 +1,36 @@
+"""Pages, help, errors, docstrings and names of tests use the field's words (`notebooks/glossary.md`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import plain_words
+
+ROOT = Path(__file__).parents[2]
+ALLOWED: dict[str, set[str]] = {}
+"""Words that stand for something else, by file."""
+
+
+def test_words_of_a_private_language_are_not_used() -> None:
+    folders = [ROOT / each for each in (*plain_words.PACKAGES, *plain_words.PAGES)]
+    found = [place for place in plain_words.places(folders) if place.word not in ALLOWED.get(str(place.path.relative_to(ROOT)), ())]
+    assert not found, "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# by luck, behind it", ["luck", "behind"]), ('x = "so many texts"', ["so many", "texts"]), ("behind = 3", []),
+        ("def test_what_nobody_sees(): pass", ["nobody"]), ("# a text, a textbook, put in", []),
+        ('f"{x} put out"', ["put out"]), ('"""Whoever\ntakes back."""', ["Whoever", "takes back"]),
+    ],
+)  # fmt: skip
+def test_words_are_found_in_comments_strings_and_names(
+    text: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_words, "ROOT", tmp_path)
+    path = tmp_path / "test_made.py"
+    path.write_text(text + "\n")
+    assert [place.word for place in plain_words.places([path])] == words
