@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
     os.environ.setdefault(_name, "1")
 
-# The same examples every time: a change fails because of what it changed, never because of the day's luck.
+# The same examples every time: a change fails because of what it changed, never because of other random examples.
 # Nor does it fail because a busy machine takes long to draw them.
 calm = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "print_blob": True}
 settings.register_profile("default", max_examples=50, derandomize=True, **calm)

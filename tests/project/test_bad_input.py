@@ -346,7 +346,7 @@ def test_other_arguments(
         (["run", "s.toml", "another"], ["unexpected extra argument", "another"]),
         (["run", "-j", "many"], ["--jobs", "integer"]),
         (["run", "--replications", "1.5"], ["--replications", "integer"]),
-        (["run", "--seed", "lucky"], ["--seed", "integer"]),
+        (["run", "--seed", "first"], ["--seed", "integer"]),
         (["lint"], ["Missing argument"]),
         (["nonsense"], ["No such command", "nonsense"]),
     ],

@@ -48,7 +48,7 @@ def test_events_are_counted_one_by_one(matches: list[bool]) -> None:
     assert events.counted(lambda: events.ours(matches, per_layer=True)) == layers
 
 
-def test_paths_read_every_coin_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_read_every_random_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
     tiles = random_streams.tiles
 

@@ -52,7 +52,7 @@ def test_help_is_plain_and_is_asked_for_in_two_ways(name: str) -> None:
 
 @pytest.mark.parametrize("name", APPS)
 def test_no_flag_is_on_by_itself(name: str) -> None:
-    """Nothing is quick, quiet, resumed or written as JSON unless somebody asks for it."""
+    """Quick, quiet, resumed and JSON are off by default."""
     flags = 0
     for verbs, command in commands(name):
         for option in command.params:

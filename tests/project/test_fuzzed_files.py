@@ -116,7 +116,7 @@ RECORDS = {
     "rounds.json": (DRAFTED, "rounds", LENGTHS), "accepted.json": (DRAFTED, "replay", MATCHES),
     "matches.json": ('name = "ppd", layers = 4, exit_layer = 2, candidates = 1', "replay", MATCHES),
     "decisions.json": (f"{DECIDED}, layers = 4", "thresholds", DECISIONS),
-    "texts.json": (f"{DECIDED}, layers = 4", "replay", {name: [column, column[::-1]] for name, column in DECISIONS.items()}),
+    "sequences.json": (f"{DECIDED}, layers = 4", "replay", {name: [column, column[::-1]] for name, column in DECISIONS.items()}),
     "sure.json": ('name = "early_exit", layers = 4, threshold = 0.55', "confidences", SURE),
 }  # fmt: skip
 PUBLIC = [
@@ -423,7 +423,7 @@ def test_prompts(data: st.DataObject, name: str) -> None:
 
 @given(data=st.data())
 @fuzzed
-def test_texts_to_train_on(data: st.DataObject) -> None:
+def test_training_text(data: st.DataObject) -> None:
     with folder() as here:
         for name in ("a.txt", "b.py"):
             (here / name).write_bytes(b"one line\nanother line\n" * 20)
@@ -501,7 +501,7 @@ def left(method: str) -> dict[str, bytes]:
 @given(data=st.data(), method=st.sampled_from([*FINISHED]))
 @fuzzed
 def test_results(data: st.DataObject, method: str) -> None:
-    """Figures are drawn of whatever comes through, but not written."""
+    """Figures are drawn of all accepted files, but not written."""
     held = left(method)
     with folder() as here, pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "save", lambda *_, **__: [])

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "clockwork
 
 
 def broken_off(work: Callable[..., Any], *arguments: Any, after: int, **more: Any) -> None:
-    """Do some work until it has reported so many times."""
+    """Do some work until it has reported a number of times."""
     seen = iter(range(after))
 
     def report(*_: Any) -> None:
@@ -155,7 +155,7 @@ def test_trainings_that_were_broken_off(data: st.DataObject) -> None:
 
 @given(data=st.data())
 @fuzzed
-def test_texts_of_an_alignment_that_was_broken_off(data: st.DataObject) -> None:
+def test_sequences_of_an_interrupted_alignment(data: st.DataObject) -> None:
     with folder() as here:
         kept = here / "out.written"
         save_file({"texts": np.arange(12).reshape(3, 4)}, kept, {"settings": "{}"})

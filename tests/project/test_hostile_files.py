@@ -76,7 +76,7 @@ def test_what_is_no_regular_file_is_not_waited_for(kind: str, tmp_path: Path, mo
         refused(app, *arguments)
 
 
-def test_a_table_beside_its_json_is_a_regular_file_too(tmp_path: Path) -> None:
+def test_table_next_to_its_json_is_a_regular_file(tmp_path: Path) -> None:
     log = position_log.bundled()
     path = position_log.save(log, tmp_path / "log.json")
     path.with_suffix(".parquet").unlink()
@@ -194,7 +194,7 @@ def test_a_log_says_what_it_says_in_the_types_that_it_has(key: str, value: Any, 
     pl.DataFrame({"point": [0], "view": ["paths"], "method": ["ppd"], "exit_layer": [3], "latency_layers": [float("nan")]}),
     pl.DataFrame({"point": [], "view": [], "method": []}, schema={"point": pl.Int64, "view": pl.String, "method": pl.String}),
 ])  # fmt: skip
-def test_a_table_of_somebody_else_is_no_run(frame: pl.DataFrame, tmp_path: Path) -> None:
+def test_foreign_table_is_no_run(frame: pl.DataFrame, tmp_path: Path) -> None:
     frame.write_parquet(tmp_path / "results.parquet")
     done = CliRunner().invoke(sim, ["plot", str(tmp_path)])
     assert done.exit_code == 0 or refused(sim, "plot", tmp_path)

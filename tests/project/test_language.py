@@ -9,8 +9,12 @@ import pytest
 from tests.support import plain_words
 
 ROOT = Path(__file__).parents[2]
-ALLOWED: dict[str, set[str]] = {}
-"""Words that stand for something else, by file."""
+ALLOWED: dict[str, set[str]] = {
+    "tests/project/test_language.py": {*["luck", "behind", "so many", "texts", "nobody", "put out", "takes back", "Whoever"]},
+    "tests/project/test_renamed_keys.py": {"texts"},  # a key of earlier versions
+    "tests/project/test_fuzzed_models.py": {"texts"},  # a key of saved alignments
+}
+"""Words that are quoted, by file."""
 
 
 def test_words_of_a_private_language_are_not_used() -> None:

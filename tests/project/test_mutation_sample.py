@@ -37,7 +37,7 @@ def test_a_change_changes_something() -> None:
 
 
 def test_words_that_only_explain_and_looks_are_left_alone() -> None:
-    source = 'draw(1, help="so many", fontsize=9, label="time [ms]")\nraise ParameterError(f"{x} is" + " too large", 3)\n'
+    source = 'draw(1, help="a number", fontsize=9, label="time [ms]")\nraise ParameterError(f"{x} is" + " too large", 3)\n'
     kinds = [kind for *_, kind, _ in places(ast.parse(source))]
     assert sorted(kinds) == ["dropped keyword", "dropped statement", "number", "words"]
 
@@ -68,13 +68,13 @@ def test_the_tests_of_a_line_are_picked_fastest_first_within_the_time(monkeypatc
     assert of(5, 100) == ["quick", "slow"]
     assert of(5, 2) == ["quick"]
     assert of(6, 100) == ["quick", "slow"]  # a statement over two lines
-    assert of(1, 100) == ["quick", "slow"]  # run at import: whatever runs the file
+    assert of(1, 100) == ["quick", "slow"]  # run at import: every test of the file
     assert of(12, 100) == of(10, 100) == []
     known.lines["some.py"][12] = {"other"}
-    assert of(10, 100) == ["other"]  # a default: whatever calls it
+    assert of(10, 100) == ["other"]  # a default: every caller
     known.lines["some.py"] = {1: set(), 4: set(), 5: set()}
-    known.parts = [(None, {"some.py": "", "beside.py": "", "below/other.py": ""})]
-    known.lines |= {"beside.py": {1: {"quick"}}, "below/other.py": {1: {"slow"}}}
+    known.parts = [(None, {"some.py": "", "next.py": "", "below/other.py": ""})]
+    known.lines |= {"next.py": {1: {"quick"}}, "below/other.py": {1: {"slow"}}}
     assert of(1, 100) == of(5, 100) == ["quick"]  # run while the modules of the folder are imported
     assert of(12, 100) == []  # never run
 

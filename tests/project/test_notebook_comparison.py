@@ -19,7 +19,7 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "predicted_agains
 
 
 def made(folder: Path) -> Path:
-    """Runs with the profiles of their measurement session beside them."""
+    """Runs with the profiles of their measurement session in the same folder."""
     found, profiles = every()
     files = {role: profile_files.save(each, folder).name for role, each in profiles.items()}
     return measured_runs.save(dataclasses.replace(found, about=dict(found.about) | {"profiles": files}), folder / "some.json")

@@ -64,7 +64,7 @@ def executed(path: Path) -> Iterator[tuple[dict[str, Any], str, list[str], int]]
 
 
 def same(got: str, stored: str) -> bool:
-    """Whether two texts are equal but for the last digits of their numbers."""
+    """Return whether two outputs are equal except for the last digits of numbers."""
     if NUMBER.sub("#", got).split() != NUMBER.sub("#", stored).split():
         return False
     pairs = zip(NUMBER.findall(got), NUMBER.findall(stored), strict=True)
@@ -102,5 +102,5 @@ def test_a_notebook_shows_what_is_stored(path: Path, monkeypatch: pytest.MonkeyP
     ("got", "stored", "equal"),
     [("a 1.0002 b", "a 1.0001 b", True), ("a 1.01", "a 1.00", False), ("a 1", "b 1", False), ("1 2", "1", False), ("x", "x", True)],
 )
-def test_texts_may_differ_in_last_digits_alone(got: str, stored: str, equal: bool) -> None:
+def test_outputs_may_differ_in_last_digits(got: str, stored: str, equal: bool) -> None:
     assert same(got, stored) == equal

@@ -109,14 +109,14 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         },
     ),
     "calibrate decode": (
-        "hierarchical --model big --draft small --medium middle --set draft_length=3 --prompts texts --template squad --limit 4"
+        "hierarchical --model big --draft small --medium middle --set draft_length=3 --prompts notes --template squad --limit 4"
         f" --tokens 12 --sample --temperature 0.5 --top-k 6 --top-p 0.75 --log log.parquet --plain --processes {REAL}",
         "calibrate.commands.decode_command._follow",
         {
             "calibrate.loading.load_models.models": {
                 "named": {"target": "big", "draft": "small", "medium": "middle"}, "device": "there", "dtype": "float64",
             },
-            "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4},
+            "calibrate.loading.prompts.load": {"where": "notes", "template": "squad", "limit": 4},
             "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
             "calibrate.workers.model_processes.started": {
                 "replicas": {
@@ -136,14 +136,14 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
         },
     ),
     "calibrate log": (
-        "--target big --draft small --heads some.heads --prompts texts --template squad --limit 4 --prompt-tokens 2 --tokens 12"
+        "--target big --draft small --heads some.heads --prompts notes --template squad --limit 4 --prompt-tokens 2 --tokens 12"
         f" --sample --temperature 0.5 --top-k 6 --top-p 0.75 --resume -o log.json {REAL}",
         "calibrate.decode.position_logging.make",
         {
             "calibrate.loading.load_models.models": {"named": {"target": "big", "draft": "small"}, "device": "there",
                 "dtype": "float64"},
             "calibrate.loading.load_models.use_heads": {"path": Path("some.heads")},
-            "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4, "seed": 9},
+            "calibrate.loading.prompts.load": {"where": "notes", "template": "squad", "limit": 4, "seed": 9},
             "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
             "calibrate.decode.position_logging.make": {
@@ -154,14 +154,14 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     ),
     "calibrate quality": (
         "bild --model big --draft small --heads some.heads --set max_draft_length=5 --set fallback_threshold=0.5"
-        " --sweep rollback_threshold=1,2 --prompts texts --template squad --limit 4 --prompt-tokens 2 --tokens 12 --resume"
+        " --sweep rollback_threshold=1,2 --prompts notes --template squad --limit 4 --prompt-tokens 2 --tokens 12 --resume"
         f" -o rows.csv {REAL}",
         "calibrate.decode.output_quality.measure",
         {
             "calibrate.loading.load_models.models": {"named": {"target": "big", "draft": "small"}, "device": "there",
                 "dtype": "float64"},
             "calibrate.loading.load_models.use_heads_of": {"where": "big", "heads": "some.heads"},
-            "calibrate.loading.prompts.load": {"where": "texts", "template": "squad", "limit": 4, "seed": 9},
+            "calibrate.loading.prompts.load": {"where": "notes", "template": "squad", "limit": 4, "seed": 9},
             "calibrate.commands.common_options.placed": {"device": "cuda:1", "threads": 3},
             "calibrate.commands.common_options._bar": {"quiet": True},
             "calibrate.decode.output_quality.measure": {
@@ -172,7 +172,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
     ),
     "calibrate run": (
         "hierarchical --model big --draft small --medium middle --heads some.heads --set draft_length=3 --sweep reading=bonus"
-        " --forced acceptance_rate=0.3,0.7 --unit-kind processes --prompts texts --limit 4 --prompt-tokens 2 --tokens 12 --repeats"
+        " --forced acceptance_rate=0.3,0.7 --unit-kind processes --prompts notes --limit 4 --prompt-tokens 2 --tokens 12 --repeats"
         " 5"
         f" --mode cuda-graph --gpus cuda:1,cuda:2 --resume -o runs.json {REAL}",
         "calibrate.commands.run_command.measured",
@@ -183,7 +183,7 @@ CASES: dict[str, tuple[str, str, dict[str, dict[str, Any]]]] = {
                 "written": {
                     "run": {
                         "model": "big", "draft": "small", "medium": "middle", "heads": "some.heads", "tokens": 12, "repeats": 5,
-                        "prompts": 4, "file": "texts", "prompt_tokens": 2, "seed": 9, "dtype": "float64", "mode": "cuda-graph",
+                        "prompts": 4, "file": "notes", "prompt_tokens": 2, "seed": 9, "dtype": "float64", "mode": "cuda-graph",
                     },
                     "choices": [
                         {
@@ -257,14 +257,14 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "calibrate decode": ("autoregressive --model big --prompt hello", {"run": {"plain": False, "log": False, "sampling": None}}),
     "calibrate log": (
-        "--target big --prompts texts -o log.json",
+        "--target big --prompts notes -o log.json",
         {
             "out": Path("log.json"), "resume": False, "sampling": None, "draft": None, "seed": 0, "tokens": 64,
             "prompts": [[1, 2, 3, 4, 5, 6]],
         },
     ),
     "calibrate quality": (
-        "early_exit --model big --prompts texts --set threshold=0.5 -o rows.csv",
+        "early_exit --model big --prompts notes --set threshold=0.5 -o rows.csv",
         {"out": Path("rows.csv"), "resume": False, "tokens": 48, "settings": [{"threshold": 0.5}], "prompts": [[1, 2, 3, 4, 5, 6]]},
     ),
     "calibrate run": ("autoregressive -o runs.json", {"resume": False, "gpus": []}),
@@ -314,7 +314,7 @@ def test_options_reach_the_work(command: str, record: Record) -> None:
 
 
 @pytest.mark.parametrize("command", LEFT_OUT)
-def test_flags_that_nobody_gave_are_off(command: str, record: Record) -> None:
+def test_flags_are_off_by_default(command: str, record: Record) -> None:
     words, expected = LEFT_OUT[command]
     work = CASES[command][1]
     record.replace(work)
@@ -632,7 +632,7 @@ def test_who_interrupts_is_told_what_is_kept(command: str, record: Record) -> No
     assert (done.exit_code, done.stdout, done.stderr) == (130, "", f"{INTERRUPTED[command]}\n")
 
 
-def test_links_that_failed_are_named_behind_those_that_did_not(record: Record) -> None:
+def test_failed_links_are_listed_last(record: Record) -> None:
     record.replace(
         "calibrate.timing.transfers.time_links", SimpleNamespace(profiles={}, failed={"gloo": "no host", "nccl": "no GPU"})
     )
@@ -657,7 +657,7 @@ def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
     """Names and checksums of the models, the heads that were read, prompts, type and seed: columns of `calibrate quality`."""
     record.replace("calibrate.decode.output_quality.measure")
     record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3])])
-    for prompts, called in ((["--prompts", "a/texts.json"], "texts.json"), ([], "held-out standard library")):
+    for prompts, called in ((["--prompts", "a/notes.json"], "notes.json"), ([], "held-out standard library")):
         ran("calibrate quality", f"bild --model big --draft small --set fallback_threshold=1 --seed 3 -o a.csv {' '.join(prompts)}")
         models = {f"{role}_{key}": value for role in ("target", "draft") for key, value in (("name", "made"), ("checksum", "0"))}
         assert record.calls["calibrate.decode.output_quality.measure"]["said"] == models | {
@@ -668,7 +668,7 @@ def test_what_a_table_is_of_is_said_in_its_rows(record: Record) -> None:
 
 
 def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
-    """Models with their shapes, heads, prompts as tokens, and how texts are drawn; prompts of the family where none are given."""
+    """Models with shapes and heads, prompts as tokens, and sampling; prompts of the family by default."""
     record.replace("calibrate.decode.position_logging.make")
     record.replace("calibrate.commands.log_command.prompted", [("one", [1, 2, 3]), ("two", [4])])
     model = {"name": "made", "checksum": "0", "layers": 8, "vocabulary": 99}
@@ -687,17 +687,17 @@ def test_what_a_log_is_of_is_said_in_it(record: Record) -> None:
     assert (said["heads"], said["draft"], said["sampling"]) == (None, None, None)
     ran("calibrate log", "--target family -o a.json")  # the bundled family has its own draft
     assert record.calls["calibrate.loading.load_models.models"]["named"].keys() == {"target", "draft"}
-    Path("nowhere").touch()  # heads that lie beside the target are read too
+    Path("nowhere").touch()  # heads next to the target are read too
     ran("calibrate log", "--target big -o a.json")
     assert record.calls["calibrate.decode.position_logging.make"]["said"]["heads"] == {"file": "nowhere", "layers": [3, 5]}
 
 
-def test_prompts_are_the_ends_of_texts_and_a_chat_is_whole(record: Record) -> None:
+def test_prompts_keep_their_last_tokens_and_chats_all(record: Record) -> None:
     from calibrate.commands import log_command
 
     target: Any = SimpleNamespace(tokenizer=SimpleNamespace(backend_tokenizer="a tokenizer"))
     record.replace("calibrate.loading.prompts.held_out", PROMPTS)
-    for where, template, ids in ((None, None, [5, 6]), ("texts", "none", [5, 6]), ("texts", "chat", [1, 2, 3, 4, 5, 6])):
+    for where, template, ids in ((None, None, [5, 6]), ("notes", "none", [5, 6]), ("notes", "chat", [1, 2, 3, 4, 5, 6])):
         assert log_command.prompted(where, template, 7, 2, 9, target) == [("one", ids)]
         assert record.calls["calibrate.loading.load_models.begun"] == {
             "target": target, "text": "a text", "name": "one", "chat": template == "chat",
@@ -705,10 +705,10 @@ def test_prompts_are_the_ends_of_texts_and_a_chat_is_whole(record: Record) -> No
     assert record.calls["calibrate.loading.prompts.held_out"] == {
         "length": 2, "count": 7, "seed": 9, "tokenizer": "a tokenizer", "corpus": None,
     }  # fmt: skip
-    assert record.calls["calibrate.loading.prompts.load"] == {"where": "texts", "template": "chat", "limit": 7, "seed": 9}
+    assert record.calls["calibrate.loading.prompts.load"] == {"where": "notes", "template": "chat", "limit": 7, "seed": 9}
     for wrong, said in (((None, "squad", 7, 2, 9), "--template is used only with --prompts"),
-                        (("texts", None, 0, 2, 9), "limit must be at least 1, got 0"),
-                        (("texts", None, 7, 0, 9), "prompt_tokens must be at least 1, got 0")):  # fmt: skip
+                        (("notes", None, 0, 2, 9), "limit must be at least 1, got 0"),
+                        (("notes", None, 7, 0, 9), "prompt_tokens must be at least 1, got 0")):  # fmt: skip
         with pytest.raises(ParameterError, match=said):
             log_command.prompted(*wrong, target)  # type: ignore[arg-type]
 
@@ -723,7 +723,7 @@ def test_bundled_profiles_are_named_as_they_are_written(record: Record) -> None:
     assert record.calls["calibrate.importers.bundled_profiles.write"]["folder"] == Path(model.__file__).parent / "profiles"
 
 
-def test_a_plan_is_changed_by_what_is_said_beside_it(record: Record) -> None:
+def test_options_change_a_plan(record: Record) -> None:
     Path("plan.toml").write_text(
         '[run]\nmodel = "big"\ntokens = 5\nrepeats = 9\n[[method]]\nname = "speculative"\ndraft_length = 2\n', encoding="utf-8"
     )
@@ -745,7 +745,7 @@ def test_attention_of_another_engine(record: Record) -> None:
 
 # --- every option has a test ------------------------------------------------------------------------------------------------
 
-REACH, OFF = "test_options.py::test_options_reach_the_work", "test_options.py::test_flags_that_nobody_gave_are_off"
+REACH, OFF = "test_options.py::test_options_reach_the_work", "test_options.py::test_flags_are_off_by_default"
 METHODS = "test_options.py::test_methods_from_outside_hold_while_a_command_runs"
 TRACED = "test_trace.py::test_the_command_traces_the_decoding_that_is_asked_for"
 COMPARED = "test_run_comparison.py::test_the_command_line_compares_writes_and_keeps_a_page"
@@ -840,7 +840,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         REACH: "--out --model --draft --medium --heads --set --sweep --forced --unit-kind --prompts --limit --prompt-tokens"
                " --tokens"
                " --repeats --seed --dtype --mode --device --gpus --threads --resume --quiet",
-        "test_options.py::test_a_plan_is_changed_by_what_is_said_beside_it": "--plan",
+        "test_options.py::test_options_change_a_plan": "--plan",
         "test_measure_runs.py::test_the_command_line_times_a_method": "--json", METHODS: "--methods",
     },
     "calibrate import vidur": {

@@ -34,7 +34,7 @@ def config_of(name: str, shape: Shape) -> dict[str, Any]:
     said: dict[str, Any] = {"vocab_size": shape.vocabulary, "tie_word_embeddings": shape.tied_head, "torch_dtype": "bfloat16"}
     usual = {
         "hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
-        "intermediate_size": shape.ffn, "architectures": ["Whatever"], "rope_theta": 5e5,
+        "intermediate_size": shape.ffn, "architectures": ["Anything"], "rope_theta": 5e5,
     }  # fmt: skip
     if kind in ("t5", "mt5"):
         return said | {
@@ -149,7 +149,7 @@ RATES = st.dictionaries(st.sampled_from([*BYTES]), NUMBERS.pop("rates"), min_siz
 
 
 @given(st.builds(Device, name=st.just("mine"), source=st.text(max_size=40).filter(str.isprintable), rates=RATES, **NUMBERS))
-def test_whatever_is_written_is_read_again(of: Device) -> None:
+def test_written_devices_are_read_again(of: Device) -> None:
     found = Device(**tomllib.loads(devices.written(of)))
     assert (found.name, found.source) == (of.name, of.source)
     for name in NUMBERS:
@@ -263,7 +263,7 @@ sweep = { "cost.device" = ["a100", "a100-file.toml", "a40-file.toml"] }
 """
 
 
-def test_files_lie_beside_the_scenario_and_a_run_is_of_what_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_next_to_the_scenario_and_identify_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = tmp_path / "there"
     there.mkdir()
     model, gpu = written(there, "opt-1.3b"), device_file(there, "a100")
@@ -298,7 +298,7 @@ def test_files_lie_beside_the_scenario_and_a_run_is_of_what_they_hold(tmp_path: 
 
 def test_importers_take_files_for_names(tmp_path: Path) -> None:
     folder = copied(tmp_path)
-    # Some rows are of a model by its name: that of the folder, whatever its case.
+    # Some rows are of a model by its name: that of the folder, in any case.
     model = str(written(tmp_path, "llama-2-7b", "Llama-2-7b-hf", torch_dtype="float32"))
     gpu = str(device_file(tmp_path, "a100", name="my-gpu"))
     by_name, by_file = (vidur.read(folder / "vidur", model=one, gpu=other) for one, other in (("llama-2-7b", "a100"), (model, gpu)))
@@ -319,7 +319,7 @@ def test_importers_take_files_for_names(tmp_path: Path) -> None:
         vidur.read(folder / "vidur", model="llama-9", gpu="a100")
 
 
-# --- whatever a file holds ---
+# --- Contents of files ---
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     [
         pytest.param((sys.executable, "-m", "ruff", "check"), id="ruff"),
         pytest.param((sys.executable, "-m", "mypy"), id="mypy"),
-        # import-linter has no `python -m`; its script lies beside the interpreter.
+        # import-linter has no `python -m`; its script is next to the interpreter.
         pytest.param((str(Path(sys.executable).with_name("lint-imports")),), id="import contracts"),
     ],
 )

@@ -130,7 +130,7 @@ def test_figures_of_a_run_of_an_earlier_version_are_refused(old: str, tmp_path: 
 
 
 def test_no_bundled_file_has_an_old_name() -> None:
-    """Neither a column nor a key of a scenario, whatever else is written in them."""
+    """Neither a column nor a key of a scenario."""
     for path in itertools.chain(Path(sim.__file__).parent.glob("scenarios/bundled/*.toml"),
      MEASUREMENTS.parents[1].glob("experiments/*.toml")):
         keys = re.findall(r"(?m)^([a-z_]+) = ", path.read_text(encoding="utf-8"))

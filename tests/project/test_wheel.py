@@ -1,4 +1,4 @@
-"""What a wheel installs works away from the sources: every data file came along, nothing leans on the tree."""
+"""An installed wheel works away from the sources: all data files are in it."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ FIGURES = 2
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an unpacked wheel."""
-    # Built from a copy: setuptools leaves a build/ beside the sources, and files since deleted would come back from it.
+    # Built from a copy: setuptools leaves a build/ next to the sources, and files since deleted would come back from it.
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
