@@ -63,7 +63,7 @@ def test_on_one_unit_only_events_have_values(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     rows = {row["view"]: row for row in pl.read_parquet(out / "results.parquet").iter_rows(named=True)}
     assert rows["formula"]["latency_layers"] is None
-    # Rounds of 1, 3 and 2 tokens that draft 3, 2 and nothing.
+    # Rounds of 1, 3 and 2 tokens that draft 3, 2 and 0 tokens.
     assert rows["events"]["latency_layers"] == pytest.approx(3 * 8 + 5 * 0.8)
 
 
@@ -82,7 +82,7 @@ def test_bundled_scenario_answers_its_question() -> None:
         for length in (4, 8):
             assert speed["pearl", 4, rate, 0.25] > speed["speculative", length, rate, 0.25]
         assert max(speed["speculative", length, rate, 0.05] for length in (4, 8)) > speed["pearl", 8, rate, 0.05]
-        # Drafts of twice a pass: nothing of that is hidden.
+        # Drafts take twice a pass, so their time is not hidden.
         assert speed["pearl", 8, rate, 0.25] < speed["pearl", 8, rate, 0.125] / 1.8
 
 
