@@ -4,17 +4,62 @@
 >>> table = sim.run(set={"scenario.tokens": 8}, views=["formula"])  # the bundled default scenario
 >>> table["speedup"].max() > table["speedup"].min() > 1
 True
+>>> sim.trace.record("pearl", tokens=4).latency > 0
+True
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import polars
+
+__version__ = "0.1.0"
+
+_MODULES = {
+    "trace": "sim.runs.trace", "theorems": "sim.theorems", "grid": "sim.scenarios.grid", "schema": "sim.scenarios.json_schema",
+    "comparison": "sim.comparison.run_comparison", "listing": "sim.commands.listing", "environment": "sim.runs.environment",
+}  # fmt: skip
+"""Modules by the names under which `import sim` offers them; each is imported when it is first used."""
+
+__all__ = ["comparison", "environment", "grid", "listing", "run", "schema", "theorems", "trace"]
+
+
+def _refuse_hidden_packages() -> None:
+    """Refuse to go on where a file or folder of the user has the name of a package of ours: Python would import that."""
+    folder = Path(__file__).resolve().parents[1]
+    for name in ("model", "figures"):
+        spec = importlib.util.find_spec(name)
+        found = Path(spec.origin).resolve() if spec is not None and spec.origin else None
+        if found != folder / name / "__init__.py":
+            what = found or next(iter(spec.submodule_search_locations or ()), "nothing") if spec is not None else "nothing"
+            message = (
+                f"decodesim needs its own package '{name}', but Python finds {what} instead; rename that, work in another folder,"
+                " or start Python with -P (PYTHONSAFEPATH=1), which does not look into the working folder"
+            )
+            if sys.argv[:1] == ["-m"]:  # python -m sim
+                print(f"error: {message}", file=sys.stderr)
+                raise SystemExit(2)
+            raise ImportError(message)
+
+
+_refuse_hidden_packages()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'sim' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return importlib.import_module(_MODULES[name])
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def run(

@@ -11,6 +11,7 @@ from model import published
 from model.architectures import transformer
 from model.architectures.transformer import PRESETS, Shape
 from model.base import checks
+from model.base.table_records import documented
 from model.costs.layer_times import LayerTimeCosts
 from model.costs.step_costs import RATIOS
 from model.hardware import devices, profile_files
@@ -30,7 +31,7 @@ def lines(what: str) -> dict[str, str]:
     checks.one_of("list", what, LISTS)
     if what == "costs":
         # A few keys have different meanings in different kinds: kind `unit` comes first.
-        about = _documented(HardwareCost) | _documented(LayerTimeCosts) | _documented(cases.Cost)
+        about = documented(HardwareCost) | documented(LayerTimeCosts) | documented(cases.Cost)
         return {name: about[name] for name in dict.fromkeys((*_given(cases.Cost), *_given(HardwareCost)))}
     if what == "methods":
         modules = {name: registry.algorithm(name) for name in registry.names()}
@@ -38,7 +39,7 @@ def lines(what: str) -> dict[str, str]:
     if what == "scenarios":
         return {name: scenario_file.load(name)["scenario"].get("description", "") for name in scenario_file.names()}
     if what == "outcomes":
-        return {name: f"{_first(law)} ({', '.join(_given(law))})" for name, law in _laws().items()}
+        return {name: f"{_first(law)} ({', '.join(_given(law))})" for name, law in laws().items()}
     if what == "shapes":
         return {name: _shape(each) for name, each in PRESETS.items()}
     if what == "devices":
@@ -67,9 +68,9 @@ def details(what: str, name: str) -> dict[str, str]:
     """
     checks.one_of("list", what, LISTS)
     if what == "outcomes":
-        found = {key: law for key, law in _laws().items() if name in (key, *key.split(": "))}
+        found = {key: law for key, law in laws().items() if name in (key, *key.split(": "))}
         if not found:
-            raise checks.unknown("outcomes", name, {part for key in _laws() for part in key.split(": ")})
+            raise checks.unknown("outcomes", name, {part for key in laws() for part in key.split(": ")})
         return {key: f"{key}: {inspect.getdoc(law)}\n\n{_fields(law)}" for key, law in found.items()}
     if what == "profiles" and name.endswith(".json"):
         return {name: _rows(_of_profile(profile_files.load(name)))}
@@ -92,7 +93,7 @@ def details(what: str, name: str) -> dict[str, str]:
     if what == "costs":
         kinds = {"unit, published": cases.Cost, "profile, roofline": HardwareCost}
         having = {kind: of for kind, of in kinds.items() if name in _given(of)}
-        return {name: _rows({kind: (_documented(LayerTimeCosts) | _documented(of))[name] for kind, of in having.items()})}
+        return {name: _rows({kind: (documented(LayerTimeCosts) | documented(of))[name] for kind, of in having.items()})}
     table = published.table(name)
     return {name: f"{table.title}\n\nkeys: {', '.join(table.keys)}; {len(table.rows)} rows"}
 
@@ -167,7 +168,7 @@ def _method(name: str) -> str:
     return "\n\n".join(parts)
 
 
-def _laws() -> dict[str, Any]:
+def laws() -> dict[str, Any]:
     return {f"{name}: {kind}": law for name, kinds in LAWS.items() for kind, law in kinds.items()}
 
 
@@ -183,18 +184,6 @@ def _default(value: object) -> str:
 
 def _given(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
-
-
-def _documented(kind: type) -> dict[str, str]:
-    """Parse the description of each parameter from a docstring."""
-    found: dict[str, str] = {}
-    names: list[str] = []
-    for line in (inspect.getdoc(kind) or "").partition("----------\n")[2].splitlines():
-        if line.startswith(" "):
-            found |= {name: f"{found.get(name, '')} {line.strip()}".strip() for name in names}
-        else:
-            names = line.split(", ")
-    return found
 
 
 def _first(documented: object) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,10 +14,10 @@ from typing import Annotated, Any
 import typer
 
 from model.base import strict_json
+from model.base.command_help import SETTINGS, DocumentedCommand, version_option
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, context_settings=SETTINGS, callback=version_option,
     help="Does an accelerated decoding method pay for your model: how much faster is it, and how much extra compute does it take?",
     epilog="Start with: sim run    (the paper's figures)    or: sim run ppd-overheads --set method.candidates=2",
 )  # fmt: skip
@@ -72,7 +73,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     return inner
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def run(
     scenario: Scenario = None,
@@ -84,12 +85,17 @@ def run(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Output directory. Default: runs/NAME-HASH.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", help="Worker processes. Default: automatic.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the interrupted run in the output directory.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the size of the run; run and write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the size of the run and an estimate of its time; write nothing.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm a grid of more than 10 million points.")] = False,
     figures: Annotated[bool, typer.Option(help="Draw the figures.")] = True,
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Columns to print, separated by commas, or all. Default: the main ones.")
+    ] = None,
     methods: Methods = None,
     as_json: Json = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print no progress.")] = False,
 ) -> None:
     """Run a scenario and write its results table and figures.
 
@@ -103,6 +109,10 @@ def run(
 
     overrides = _overrides(set_, sweep, view, replications, seed)
     sweeps.check_jobs(jobs)
+    if columns is not None:
+        from sim.runs.run_report import check_columns
+
+        check_columns(columns)
     if dry_run:
         _dry_run(scenario, overrides, as_json)
         return
@@ -130,7 +140,7 @@ def run(
     if as_json:
         print(strict_json.dumps(reports.document(report, frame, drawn), indent=2))
     else:
-        reports.show(report, frame, drawn)
+        reports.show(report, frame, drawn, asked=columns)
     if report.failed or report.disagreements:
         raise typer.Exit(1)
 
@@ -143,6 +153,7 @@ def _overrides(
 
 
 def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> None:
+    from sim.runs import run_time
     from sim.runs import sweep as sweeps
     from sim.runs.shard_plan import ShardPlan
     from sim.scenarios.grid import Grid
@@ -152,7 +163,7 @@ def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> 
     decodings = {view: grid.points * plan.replications[view] for view in plan.views if view != "formula"}
     facts = {
         "points": grid.points, "axes": {axis.path: len(axis.values) for axis in grid.axes}, "views": list(plan.views),
-        "decodings": decodings, "shards": plan.count(), "seconds_on_one_core": round(plan.estimate(), 1),
+        "decodings": decodings, "shards": plan.count(), "seconds_on_one_core": round(run_time.estimate(plan), 1),
     }  # fmt: skip
     if as_json:
         print(strict_json.dumps(facts, indent=2))
@@ -165,9 +176,12 @@ def _dry_run(scenario: str | None, overrides: dict[str, Any], as_json: bool) -> 
 
 @contextlib.contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Progress bar on stderr, if that is a terminal."""
-    if quiet or not sys.stderr.isatty():
+    """Progress on stderr: a bar in a terminal, else a line now and then."""
+    if quiet:
         yield None
+        return
+    if not sys.stderr.isatty():
+        yield _progress_lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -178,7 +192,25 @@ def _progress(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-@app.command()
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+def _progress_lines() -> Callable[[int, int], None]:
+    """Print a line of progress every ten seconds, for logs; short runs print none."""
+    begun = last = time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _SECONDS_BETWEEN_LINES and 0 < done < total:
+            last = now
+            left = (now - begun) * (total - done) / done
+            print(f"{done} of {total} shards, about {left:.0f} s left", file=sys.stderr, flush=True)
+
+    return report
+
+
+@app.command(cls=DocumentedCommand)
 @guarded
 def plot(
     directory: Annotated[Path | None, typer.Argument(help="Directory of a run.")] = None,
@@ -212,7 +244,7 @@ def plot(
     print(strict_json.dumps([str(path) for path in paths]) if as_json else "\n".join(map(str, paths)))
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def trace(
     scenario: Scenario = None,
@@ -261,7 +293,7 @@ def trace(
     print(out)
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Measured runs: NAME.json files written by `calibrate run`.")],
@@ -334,7 +366,7 @@ def compare(
         print(path)
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def check(
     method: Annotated[str | None, typer.Option(help="Method to check. Default: all.")] = None,
@@ -389,7 +421,7 @@ def _json(text: str) -> Any:
         raise ParameterError(f"--example must be JSON, got {text!r}: {error}") from None
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def lint(
     scenario: Annotated[str, typer.Argument(help="A TOML file or the name of a bundled scenario.")], methods: Methods = None
@@ -421,7 +453,7 @@ def lint(
         raise typer.Exit(1)
 
 
-@app.command("ls")
+@app.command("ls", cls=DocumentedCommand)
 @guarded
 def list_(
     what: Annotated[
@@ -460,7 +492,7 @@ def list_(
         print("\n".join(f"{name:{width}}  {about}" for name, about in rows.items()))
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def schema(methods: Methods = None) -> None:
     """Print the JSON schema of scenario files.
@@ -472,7 +504,7 @@ def schema(methods: Methods = None) -> None:
     print(strict_json.dumps(of_scenarios(), indent=2))
 
 
-@app.command()
+@app.command(cls=DocumentedCommand)
 @guarded
 def env(as_json: Json = False) -> None:
     """Print versions and platform, for a bug report.

@@ -162,7 +162,7 @@ def put(page: Path, named: Sequence[tuple[str, pl.DataFrame, dict[str, Any]]]) -
     return "\n".join([*head, MARK, INTRODUCTION, *markdown(named)]).rstrip("\n") + "\n"
 
 
-INTRODUCTION = """## Predicted against real
+INTRODUCTION = """## Predicted against measured
 
 Each decoding was measured on real models, with repeats. The simulator replays the models' recorded answers with times from the
 profile of that machine only. Times are medians of repeats, after the first commit. *Noise*: median deviation of a repeat from the

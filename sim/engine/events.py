@@ -246,6 +246,7 @@ class _Process:
     watcher: _Process | None = None  # joined this process
     subs: Sequence[_Process] = ()
     joined: Sequence[_Process] = subs  # those joined last
+    source: _Process | None = None  # the process whose rows it started with; kept on record only
     # Set at the start, and with every pass or dispatch (for a dispatch `step` is the sub-processes sent out).
     cache: Cache
     step: Forward | _Reading | Sequence[_Process] = ()
@@ -280,6 +281,8 @@ class _Process:
             self._forward(self.body)
         else:
             self.cache = parent.cache.copy()
+            if self.engine.record:
+                self.source = parent
             self.advance(None)
 
     def _heirs(self, bodies: Any, units: Any, heirs_of: Any) -> list[_Process]:
@@ -287,7 +290,8 @@ class _Process:
         for old in heirs_of:
             if old is not None:
                 require_ended(old)
-                old.kept = True
+            while old is not None and not old.kept:
+                old.kept, old = True, old.source
         each = zip(bodies, units, heirs_of, strict=True)
         return [_Process(self.engine, body, old or self, place) for body, place, old in each]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +18,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from model.base import strict_json
+from model.base import checks, strict_json
+from model.base.checks import ParameterError
 from model.base.whole_files import write_text
 from model.methods.registry import algorithm
 from model.outcomes.outcome_kinds import KINDS
@@ -38,12 +40,20 @@ LEAST_OF_WORDS = 24
 """Width to which a column of words is narrowed where the table is too wide; longer words wrap."""
 NOTHING = "no closed form for these points; use --view paths or --view events"
 TITLES = {
-    "speedup": "speed-up", "tpot_ms": "time per output token [ms]", "relative_latency": "latency\n(plain decoding = 1)",
-    "mean_busy_units": "mean busy units", "compute_per_token": "GPU-time per token\n(plain decoding = 1)",
-    "tokens_per_round": "tokens per round", "operations_per_token": "operations per token\n(plain decoding = 1)",
-    "straggler_loss": "straggler loss\n(share of time)",
-    "speedup_over_one_device": "speed-up over one device",
+    "speedup": "speed-up\n(plain decoding = 1)", "tpot_ms": "time per output\ntoken [ms]",
+    "compute_per_token": "GPU-time per token\n(plain decoding = 1)", "mean_busy_units": "mean busy\nunits",
+    "tokens_per_round": "tokens per\nround", "straggler_loss": "straggler loss\n(share of time)",
+    "speedup_over_one_device": "speed-up over\none device",
 }  # fmt: skip
+"""Printed columns of results, in the order of importance, and their headings."""
+FURTHER_TITLES = {
+    "relative_latency": "latency\n(plain decoding = 1)", "operations_per_token": "operations per token\n(plain decoding = 1)",
+    "tpot_layers": "time per output\ntoken [layer-times]", "latency_s": "latency\n[s]", "latency_layers": "latency\n[layer-times]",
+    "draft_acceptance_rate": "draft acceptance\nrate", "flops_per_token": "FLOPs\nper token",
+    "weight_bytes_per_token": "weights read\nper token [bytes]", "arithmetic_intensity": "arithmetic intensity\n[FLOPs/byte]",
+}  # fmt: skip
+"""Headings of columns that are printed only if they are asked for; others have their names as headings."""
+ALL_COLUMNS = "all"
 _RATES = tuple(kind.rate for kind in KINDS.values())
 VIEWS = ("formula", "paths", "events")
 
@@ -57,23 +67,57 @@ def summarise(report: Report, frame: pl.DataFrame, figures: list[Path]) -> None:
     write_text(report.out / "summary.json", strict_json.dumps(document(report, frame, figures), indent=2) + "\n")
 
 
-def show(report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None) -> None:
-    """Print the result of a run to stdout, the verdict first; a table holds two estimates where the console is wide enough."""
+KNOWN_COLUMNS = tuple(dict.fromkeys((
+    *TITLES, *FURTHER_TITLES, *metrics.columns(), *metrics.WORK, *metrics.PER_ROUND, "latency_s", "busy_s", "reserved_s",
+    "reserved_units", "reserved_layers", "occupancy", "memory_share", "prompt_s", "seconds_error",
+)))  # fmt: skip
+"""Columns that can be asked for."""
+
+
+def check_columns(asked: str | None) -> None:
+    """Refuse names of columns that no run has; `asked` has commas between names, or is `all`."""
+    for name in () if asked in (None, ALL_COLUMNS) else str(asked).split(","):
+        if name.strip() not in KNOWN_COLUMNS:
+            headed = ", ".join((*TITLES, *FURTHER_TITLES))
+            hint = checks.nearest(name.strip(), KNOWN_COLUMNS).partition("known:")[0]
+            problem = f"--columns must name columns of results, got {checks.shown(name.strip())}"
+            raise ParameterError(f"{problem}; {hint}known: {headed}, all")
+
+
+def columns(asked: str | None, frame: pl.DataFrame) -> list[str]:
+    """Columns of results to print, those with a value: by default those of `TITLES`, with `all` all that have a heading."""
+    headed = {None: [*TITLES], ALL_COLUMNS: [*TITLES, *FURTHER_TITLES]}
+    names = headed[asked] if asked in headed else [name.strip() for name in str(asked).split(",")]
+    return [name for name in names if name in frame.columns and frame[name].count()]
+
+
+def show(
+    report: Report, frame: pl.DataFrame, figures: list[Path], console: Console | None = None, asked: str | None = None
+) -> None:
+    """Print the result of a run to stdout, the verdict first; one table if it fits the width, else several.
+
+    The width is that of the terminal, or `COLUMNS`; without either, 148 characters. `asked` are the names of columns with commas
+    between, or `all`.
+    """
     if console is None:
         console = Console(highlight=False)
-        console = console if console.is_terminal else Console(width=WIDE, highlight=False)
+        console = console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDE, highlight=False)
     console.print(verdict.of(report.table(), report.tables).text, soft_wrap=True, markup=False)
     name, about = (escape(report.tables["scenario"].get(key, "")) for key in ("name", "description"))
     console.print(f"[bold]{name}[/bold]" + (f": {about}" if about else ""))
     shown = chosen(frame.filter(pl.col("point").rank("dense") <= MOST_ROWS), report.tables)
-    names = [name for name in TITLES if name in frame.columns and shown[name].count()]
+    names = columns(asked, shown)
+    digits = 4 if console.width >= 100 else 3
     while names:
-        digits = 4 if console.width >= 100 else 3
-        pair = _table(shown, tuple(names[:2]), digits)
-        fits = len(names) > 1 and _width(console, pair) <= console.width
-        _print_whole(console, pair if fits else _table(shown, tuple(names[:1]), digits))
-        names = names[2 if fits else 1 :]
-    if not any(shown[name].count() for name in TITLES if name in frame.columns) and not _all_wait(shown):
+        table, taken = _table(shown, tuple(names[:1]), digits), 1
+        while taken < len(names):
+            wider = _table(shown, tuple(names[: taken + 1]), digits)
+            if _width(console, wider) > console.width:
+                break
+            table, taken = wider, taken + 1
+        _print_whole(console, table)
+        names = names[taken:]
+    if not columns(None, shown) and not _all_wait(shown):
         console.print(NOTHING, markup=False)
     hidden = report.rows - shown.height
     if hidden:
@@ -122,7 +166,8 @@ def _table(frame: pl.DataFrame, estimates: tuple[str, ...], digits: int) -> Tabl
     views = [view for view in VIEWS if view in frame["view"].unique().to_list()]
     for estimate in estimates:
         for index, view in enumerate(views):
-            heading = Text(f"{TITLES[estimate] if index == 0 else ''}\n{view}")  # Text: brackets of a unit are not markup
+            title = (TITLES | FURTHER_TITLES).get(estimate, estimate) if index == 0 else ""
+            heading = Text(f"{title}\n{view}")  # Text: brackets of a unit are not markup
             table.add_column(heading, justify="right", no_wrap=True)
     if "mean_busy_units" in estimates:
         table.add_column("units\nreserved", justify="right")
@@ -168,10 +213,10 @@ def describing(frame: pl.DataFrame) -> list[str]:
     aside = {
         "point", "view", "replications", "latency_sd_layers", "reserved_units", "reserved_layers", "peak_units", "paths_difference",
         *(f"{rate}{more}" for rate in _RATES for more in ("_low", "_high", "_trials")), "outcomes_source", "outcomes_note",
-        "contended", "exact", "units", "outcomes", "latency_s", "busy_s", "reserved_s", *metrics.columns(), *metrics.PER_ROUND,
+        "contended", "exact", "units", "outcomes", *metrics.columns(), *metrics.PER_ROUND,
         *metrics.WORK, "straggler_loss", "arithmetic_intensity", "agreement_source", "no_value_because",
         *(f"plain_{name}" for name in metrics.PLAIN_WORK),
-        *(name for name in frame.columns if name.startswith("tpot_ms")),
+        *(name for name in frame.columns if name.startswith(("tpot_ms", "latency_s", "busy_s", "reserved_s"))),
     }  # fmt: skip
     if "seconds_error" in frame.columns:
         aside |= {"seconds_per_layer", "seconds_error", "memory_share", "prompt_s", "cost_source", "cost_missing"}

@@ -379,9 +379,13 @@ def resolve_but_outcomes(tables: Tables, index: int = 0, used: Sequence[frozense
     real = isinstance(cost_table, Mapping) and cost_table.get("kind") in hardware_cost.KINDS
     _refuse_of_other_kinds(cost_table, where["cost"], real)
     _refuse_unused(tables, chosen, used or used_costs(chosen))
-    parameters = build(kind, renamed(kind, table), "method")
-    parameters.check_tokens(settings.tokens)
     cost_record: type[HardwareCost] | type[Cost] = HardwareCost if real else Cost
+    table = renamed(kind, table)
+    if "layers" not in table and "layers" in kind.names():
+        depth = _depth(build(cost_record, cost_table, where["cost"]), "target")
+        table |= {} if depth is None else {"layers": depth}
+    parameters = build(kind, table, "method", _LAYERS if "layers" not in table else "")
+    parameters.check_tokens(settings.tokens)
     cost = build(cost_record, cost_table, where["cost"])
     parameters = replace(parameters, **_depths(cost, parameters, table))
     cluster = build(Machine, tables.get("cluster", {}), "cluster").cluster(parameters.units)
@@ -427,14 +431,21 @@ def _depths(cost: Cost | HardwareCost, parameters: MethodParameters, table: Tabl
         name = f"{role}_layers"
         if name in table or parameters.depth(role) is None:
             continue
-        if isinstance(cost, Cost):
-            given = getattr(cost, SHAPES_OF[role])
-            shape = None if given is None else transformer.named(given)
-        else:
-            of = cost.of(role)
-            shape = None if of is None else of.shape
-        found |= {} if shape is None else {name: shape.layers}
+        depth = _depth(cost, role)
+        found |= {} if depth is None else {name: depth}
     return found
+
+
+_LAYERS = "add it under [[method]], or give [cost] a shape or a profile, which know it"
+
+
+def _depth(cost: Cost | HardwareCost, role: str) -> int | None:
+    """Layers of a model, where a shape or a profile knows them."""
+    if isinstance(cost, Cost):
+        given = getattr(cost, SHAPES_OF[role])
+        return None if given is None else transformer.named(given).layers
+    hardware = cost.of(role)
+    return None if hardware is None else hardware.shape.layers
 
 
 def _refuse_narrow(model: UnitCost, widest: int, parameters: MethodParameters, where: str, name: str) -> None:

@@ -171,7 +171,7 @@ TOML = [
     (SCENARIO + METHOD, "ppd needs [outcomes]", "match"),
     (BASE.replace('kind = "iid"\n', ""), "outcomes.kind is required", "by-position, iid, markov, published, replay"),
     (BASE.replace('name = "ppd"\n', ""), "method.name is required", "known: ", "autoregressive, "),
-    (BASE.replace("layers = 40\n", ""), "method.layers is required", "add it under [method]"),
+    (BASE.replace("layers = 40\n", ""), "method.layers is required", "or give [cost] a shape or a profile, which know it"),
     (BASE.replace("layers = 40", "layers = " + "9" * 5000), "not TOML", "too many digits"),
     (BASE.replace("candidates", "kandidates"), "unknown key method.kandidates", "did you mean candidates?"),
     (BASE.replace("[outcomes]", "[outcoms]"), "unknown section [outcoms]", "did you mean outcomes?"),

@@ -136,7 +136,7 @@ CONFIGS = [
     ({"rope_theta": 0}, "rope_theta must be above 0"),
     ({"rope_parameters": {"rope_theta": -1.0}}, "rope_theta must be between 0"),
     ({"rms_norm_eps": 1e3}, "rms_norm_eps must be between 0 and 0.1"),
-    ({"num_hidden_layers": 13}, "num_hidden_layers of model model must be that of its weights, which have 12 layers, got 13"),
+    ({"num_hidden_layers": 13}, "num_hidden_layers of model model must match its weights, which have 12 layers, got 13"),
     ({"vocab_size": 10**7}, "vocab_size=10000000 of model model asks for more than its weights hold"),
     ({"hidden_size": 10**6}, "of model model asks for more than its weights hold"),
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +61,13 @@ def test_empty_columns_are_hidden() -> None:
     assert frame["agreement"].null_count() == frame.height
     assert "agreement" not in run_report.describing(frame)
     assert "agreement" in run_report.describing(frame.with_columns(agreement=pl.lit(0.9)))
+
+
+def test_times_in_seconds_are_not_what_tells_points_apart() -> None:
+    cost = {"kind": "roofline", "device": "a100", "shape": "opt-1.3b"}
+    frame = sim.run(tables(PPD | {"layers": 24, "exit_layer": 12}, cost=cost, sweep={"method.candidates": [1, 2]}))
+    assert {"latency_s_input_low", "busy_s_input_high", "reserved_s"} <= {*frame.columns}
+    assert run_report.describing(frame) == ["candidates", "match_rate"]
 
 
 def test_input_uncertainty_is_half_of_the_interval(tmp_path: Path) -> None:
@@ -233,25 +239,23 @@ def test_report_has_name_files_and_figures(tmp_path: Path) -> None:
     assert lines()[-2] == f"results: {out}/results.parquet"
 
 
-def test_estimates_are_printed_once_in_tables_of_one_or_two(tmp_path: Path) -> None:
+def test_estimates_are_printed_once_in_as_few_tables_as_fit(tmp_path: Path) -> None:
     made = sweep.run(tables(PPD, views=("formula", "paths", "events")), out=tmp_path, jobs=1)
     titles = [title for name, title in run_report.TITLES.items() if name in made.frame().columns and made.frame()[name].count()]
-    for dropped in ([], ["compute_per_token"]):
-        for width, each in ((run_report.WIDE, 2), (80, 1)):
-            text = io.StringIO()
-            frame = made.frame().drop(dropped)
-            run_report.show(made, frame, [], Console(file=text, width=width, highlight=False))
-            own = [title for title in titles if title not in (run_report.TITLES[name] for name in dropped)]
-            assert len(own) == 5 - len(dropped)
-            assert [text.getvalue().count(title.partition("\n")[0]) for title in own] == [1] * len(own)
-            rules = [line for line in text.getvalue().splitlines() if {*line.strip()} == {"─"}]
-            assert len(rules) == math.ceil(len(own) / each)
-            headings = [line for line in text.getvalue().splitlines() if {"formula", "paths", "events"} <= {*line.split()}]
-            with_units = [line.rstrip().endswith("reserved") for line in headings]
-            assert sum(with_units) == 1  # next to the mean of busy units
-            assert with_units.index(True) == own.index("mean busy units") // each
-            assert text.getvalue().count("paths") == len(own) + 1  # and a note on both views
-            assert all(len(line) <= width for line in text.getvalue().splitlines() if "±" in line)
+    assert len(titles) == 3
+    printed_tables = []
+    for width in (80, 120, 200):
+        text = io.StringIO()
+        run_report.show(made, made.frame(), [], Console(file=text, width=width, highlight=False))
+        lines = text.getvalue().splitlines()
+        assert [text.getvalue().count(title.partition("\n")[0]) for title in titles] == [1, 1, 1]
+        assert sum(line.rstrip().endswith("reserved") for line in lines) == 1
+        assert text.getvalue().count("paths") == len(titles) + 1  # and a note on both views
+        assert all(len(line) <= width for line in lines if "±" in line)
+        printed_tables.append(sum({*line.strip()} == {"─"} for line in lines))
+    assert printed_tables[0] == 3
+    assert printed_tables == sorted(printed_tables, reverse=True)
+    assert printed_tables[-1] == 1
 
 
 def test_missing_values_are_explained_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,7 +327,7 @@ def test_a_table_is_printed_cell_by_cell(tmp_path: Path) -> None:
     named = {"ppd": "ppd, exit_layer 2, candidates 1", "speculative": "speculative, draft_length 2"}
     names = [name for name in run_report.TITLES if name in frame.columns and frame[name].count()]
     wanted = []
-    for pair in (names[at : at + 2] for at in range(0, len(names), 2)):
+    for pair in (names,):  # a console of 400 characters has room for all
         for part in frame.partition_by("point", maintain_order=True):
             rows = {row["view"]: row for row in part.to_dicts()}
             first = rows["formula"]
@@ -341,7 +345,7 @@ def test_a_table_is_printed_cell_by_cell(tmp_path: Path) -> None:
     assert len({len(line) for line in held}) == 1, "numbers are to the right"
     lines = [re.split(r" {2,}", line.strip()) for line in text.getvalue().splitlines()]
     assert [line for line in lines if line[0] in named.values()] == wanted
-    assert len(wanted) == 4 * math.ceil(len(names) / 2)
+    assert len(wanted) == 4
     assert {line[0] for line in wanted} == {*named.values()}
 
 
@@ -382,3 +386,39 @@ def test_note_of_a_paper_ignores_rows_of_other_methods() -> None:
         assert said in run_report.notes(frame.lazy(), {"cost": {}, "scenario": {"notes": ["ppd-figure-3"]}})
         assert said not in run_report.notes(frame.lazy(), {"cost": {}, "scenario": {"notes": ["ppd-table-3"]}})
     assert said not in run_report.notes(other.lazy(), {"cost": {}, "scenario": {"notes": ["ppd-figure-3"]}})
+
+
+# --- Columns that are asked for ---
+
+
+def test_columns_that_are_asked_for_are_printed(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(
+        '[scenario]\nname = "s"\ntokens = 8\nviews = ["formula"]\n'
+        '[[method]]\nname = "ppd"\nlayers = 8\nexit_layer = 4\ncandidates = 1\n'
+        '[outcomes]\nkind = "iid"\nmatch_rate = 0.5\n'
+    )
+
+    def printed(*more: str) -> str:
+        words = ["run", str(path), "-o", str(tmp_path / "out"), "--no-figures", "--resume", *more]
+        return str(CliRunner().invoke(app, words).output)
+
+    some = printed("--columns", "relative_latency,speedup_low, tpot_layers")
+    usual, everything = printed(), printed("--columns", "all")
+    assert "GPU-time per token" in usual
+    assert "[layer-times]" not in usual
+    assert "[layer-times]" in some
+    assert "GPU-time per token" not in some
+    assert all(word in everything for word in ("GPU-time per token", "[layer-times]", "operations per token"))
+    wrong = CliRunner().invoke(app, ["run", str(path), "--columns", "speed-up"])
+    assert wrong.exit_code == 2
+    assert "--columns must name columns of results, got 'speed-up'; did you mean speedup? known: speedup, tpot_ms" in wrong.output
+
+
+def test_width_is_that_of_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tables(PPD, views=("formula", "paths"), sweep={"method.candidates": [1, 2]})
+    found = []
+    for width in ("200", "60"):
+        monkeypatch.setenv("COLUMNS", width)
+        found.append(sum({*line.strip()} == {"─"} for line in printed(given, tmp_path / width, capsys).splitlines()))
+    assert found[0] == 1 < found[1]

@@ -109,7 +109,7 @@ def test_longest_sequence_has_the_requested_tokens() -> None:
     static(1, (2, 5)).check_tokens(5)
     static(1).check_tokens(5)
     for tokens in (4, 6):
-        with pytest.raises(ParameterError, match=f"lengths must be at most tokens={tokens}, and one of them that, got 5"):
+        with pytest.raises(ParameterError, match=f"the largest of lengths must equal tokens={tokens}, got 5"):
             static(1, (2, 5)).check_tokens(tokens)
 
 
@@ -219,7 +219,7 @@ def test_sequences_of_a_batch_read_their_own_rows() -> None:
         ({"prompt": -1}, "prompt must be between 0 and"), ({"sequence_length": 0}, "sequence_length must be between 1 and"),
         ({"rounding": "up"}, "unknown rounding 'up'"), ({"power": -1}, "power must be at least 0, got -1"),
         ({"sequences": 0}, "^sequences must be between 1 and 100000, got 0"),
-        ({"sequences": 2}, "^batching must be 'static' or 'lockstep' with sequences=2, got 'continuous': its batches go column by"),
+        ({"sequences": 2}, "^batching must be 'static' or 'lockstep' with sequences=2, got 'continuous': all sequences of its"),
     ],
 )  # fmt: skip
 def test_invalid_schedules_are_refused(given_: dict[str, Any], message: str) -> None:
@@ -228,9 +228,9 @@ def test_invalid_schedules_are_refused(given_: dict[str, Any], message: str) -> 
 
 
 def test_schedule_covers_all_tokens() -> None:
-    with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
+    with pytest.raises(ParameterError, match="the largest of lengths must equal tokens=3"):
         skip(lengths=(2,), batching="static").check_tokens(3)
-    message = "tokens must be at most sequence_length-prompt=4, which the schedule has positions for, got 5"
+    message = "tokens must be at most sequence_length-prompt=4, the positions of the schedule, got 5"
     for refused in (lambda: skip().check_tokens(5), lambda: next(skipdecode.decode(skip(), [0], 5)),
                     lambda: skipping.predict(skip(), 5, None, COST)):  # fmt: skip
         with pytest.raises(ParameterError, match=message):
@@ -462,20 +462,20 @@ def test_exit_layers_follow_their_law(weights: list[int]) -> None:
 
 
 def test_laws_may_differ_by_position() -> None:
-    law = Depths(np.eye(3)[[0, 2, 1]], texts=2)
+    law = Depths(np.eye(3)[[0, 2, 1]], sequences=2)
     first, second = law.sample(iter([np.full((3, 1), 0.5), np.full((3, 1), 0.5)]))
     assert [*first[:, 0], *second[:, 0]] == [1, 1, 3, 3, 2, 2]
     assert near(law.mean(2), 2.0)
     (alone,) = Depths(np.eye(3)[[0, 2, 1]]).sample(iter([np.full((3, 1), 0.5)]))
     assert alone[:, 0].tolist() == [1, 3, 2]
-    with pytest.raises(ParameterError, match="pmf must have a row for each of 4 places, got 3"):
+    with pytest.raises(ParameterError, match="pmf must have a row for each of 4 positions, got 3"):
         law.cdf(4)
     for index, worse in enumerate(([-0.5, 0.5, 1.0], [0.0, 1.5])):
         with pytest.raises(ParameterError, match=rf"^pmf\[{index}\] must be between 0 and 1, got {worse[index]}"):
             Depths(worse)
     assert Depths([0.5, 0.5 + 5e-10]).layers == 2  # differences by rounding are accepted
     for bad in ([], [[[1.0]]], [0.5, 0.4], [0.5, 0.5 + 5e-9], [[1.0], [0.5]]):
-        with pytest.raises(ParameterError, match="pmf must be chances of the layers that add up to 1"):
+        with pytest.raises(ParameterError, match="pmf must be probabilities of the layers with sum 1"):
             Depths(bad)
     with pytest.raises(ParameterError, match="outcomes must be known for each of layers=4, got 3"):
         moments(leave(), 2, law, COST)
@@ -494,10 +494,10 @@ def test_laws_may_differ_by_position() -> None:
         ({"fill": "never"}, "unknown fill 'never'"), ({"sequences": 0}, "^sequences must be between 1 and 100000, got 0"),
         ({"sequences": 2, "batching": "static", "fill": "backfill"}, "must be 1 with fill='backfill' and batching='static', got 2"),
         ({"exit_layer": 5}, "exit_layer must be between 1 and layers=4, got 5"), ({"exit_layer": 0}, "exit_layer"),
-        ({"exit_layer": 2, "measure": "state"}, "measure has no bearing with an exit_layer"),
-        ({"exit_layer": 2, "first_check": 2}, "first_check has no bearing with an exit_layer"),
-        ({"exit_layer": 2, "threshold": 0.5}, "threshold has no bearing with an exit_layer"),
-        ({"exit_layer": 2, "fill": "backfill"}, "fill has no bearing with an exit_layer"),
+        ({"exit_layer": 2, "measure": "state"}, "measure has no effect with an exit_layer"),
+        ({"exit_layer": 2, "first_check": 2}, "first_check has no effect with an exit_layer"),
+        ({"exit_layer": 2, "threshold": 0.5}, "threshold has no effect with an exit_layer"),
+        ({"exit_layer": 2, "fill": "backfill"}, "fill has no effect with an exit_layer"),
         ({"threshold": 1.5}, "threshold must be between 0 and 1, got 1.5"),
         ({"temperature": 4.0, "decay": "code", "longest": 9}, "threshold is required with temperature"),
         ({"threshold": 0.5, "temperature": 4.0, "longest": 9}, "decay is required with temperature"),
@@ -518,9 +518,9 @@ def test_threshold_falls_over_all_tokens() -> None:
     assert near(falling.needed(5), leaving.decayed_threshold(0.8, 5, 10, 4.0, form="code"))
     assert (leave(threshold=0.7).needed(5), leave().needed(5)) == (0.7, 0.5)
     falling.check_tokens(10)
-    with pytest.raises(ParameterError, match="longest must be at least tokens=11, over which thresholds fall, got 10"):
+    with pytest.raises(ParameterError, match="longest must be at least tokens=11, over which the threshold decays, got 10"):
         falling.check_tokens(11)
-    with pytest.raises(ParameterError, match="lengths must be at most tokens=3"):
+    with pytest.raises(ParameterError, match="the largest of lengths must equal tokens=3"):
         leave(lengths=(2,), batching="static").check_tokens(3)
     for refused in (lambda: leaving.predict(falling, 11, Depths([0, 0, 0, 1]), COST),
                     lambda: next(early_exit.decode(falling, [0], 11))):  # fmt: skip

@@ -277,3 +277,11 @@ def test_the_command_traces_the_decoding_that_is_asked_for(
     assert times == [(time, kind) for time, kind, _ in run.commits]
     if words:
         assert times != [(time, kind) for time, kind, _ in record("s.toml").commits]
+
+
+def test_drafts_whose_rows_are_used_later_are_kept() -> None:
+    """PEARL's draft model goes on from the rows of each draft that came back: only the last draft is not used."""
+    run = record("pearl", point=32, tokens=20, replication=1)
+    drafts = [row for row in run.intervals if row.role == "draft"]
+    last = max(row.process for row in drafts)
+    assert {row.process for row in drafts if row.fate == "discarded"} == {last}
