@@ -106,15 +106,15 @@ def _profile(found: Profile) -> str:
 
 
 def _of_profile(found: Profile) -> dict[str, Any]:
-    said = {name: getattr(found, name) for name in ("kind", "device", "model", "dtype", "engine", "mode", "provenance", "date")}
-    said |= {"covers": found.coverage(), "peaks": f"{found.bandwidth / 1e9:,.0f} GB/s, {found.rate / 1e12:,.1f} TFLOP/s"}
-    said |= {f"error, {part}": f"{error:.1%} between measured points (leave one out)" for part, error in found.errors.items()}
+    facts = {name: getattr(found, name) for name in ("kind", "device", "model", "dtype", "engine", "mode", "provenance", "date")}
+    facts |= {"covers": found.coverage(), "peaks": f"{found.bandwidth / 1e9:,.0f} GB/s, {found.rate / 1e12:,.1f} TFLOP/s"}
+    facts |= {f"error, {part}": f"{error:.1%} between measured points (leave one out)" for part, error in found.errors.items()}
     for index, source in enumerate(found.sources, 1):
         commit = f" at {source.commit}" if source.commit else ""
         gave = f" ({', '.join(source.parts)})" if source.parts else ""
-        said[f"source {index}"] = f"{source.repository}{commit}, {source.licence or 'own'}: {source.file}{gave}"
-    said |= {f"note {index}": note for index, note in enumerate(found.notes, 1)}
-    return said | {f"fact: {name}": value for name, value in found.facts.items()}
+        facts[f"source {index}"] = f"{source.repository}{commit}, {source.licence or 'own'}: {source.file}{gave}"
+    facts |= {f"note {index}": note for index, note in enumerate(found.notes, 1)}
+    return facts | {f"fact: {name}": value for name, value in found.facts.items()}
 
 
 def _shape(shape: Shape) -> str:

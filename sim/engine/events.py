@@ -104,7 +104,7 @@ class _Engine:
         self.env = Environment()
         self.holders: list[_Process | None] = [None] * cluster.units
         self.waiting: list[_Process] = []
-        self.births: list[_Process] = []
+        self.starting: list[_Process] = []
         self.changed = self.done = False
         self.active = self.peak = 0
         self.account = Account()
@@ -129,7 +129,7 @@ class _Engine:
         except EmptySchedule:
             raise RuntimeError("the algorithm came to a halt before it had generated all its tokens") from None
         for process in self.waiting:
-            process.gave_up()
+            process.end_wait()
         for holder in self.holders:  # passes still running end with the last token
             if holder is not None:
                 holder.release("cancelled")
@@ -175,10 +175,10 @@ class _Engine:
             for process in waiting:
                 if not process.ended:
                     process.take_or_wait()
-        births, self.births = self.births, []
-        for process in births:
+        starting, self.starting = self.starting, []
+        for process in starting:
             if not process.ended:
-                process.born()
+                process.begin()
 
     def share(self) -> None:
         """Reschedule all running passes: after a unit is taken or released they continue at another speed."""
@@ -199,15 +199,15 @@ class _Engine:
             for sub in subs:
                 if not sub.near:
                     self.transfer(self.cost.link, "link", sub, partial(self.arrive, (sub,)))
-            self.bear(near)
+            self.launch(near)
         else:
-            self.bear(subs)
+            self.launch(subs)
 
     def arrive(self, subs: Sequence[_Process], _: Event) -> None:
-        self.bear(subs)
+        self.launch(subs)
 
-    def bear(self, subs: Sequence[_Process]) -> None:
-        self.births.extend(subs)
+    def launch(self, subs: Sequence[_Process]) -> None:
+        self.starting.extend(subs)
         self.changed = True
 
     def transfer(self, seconds: float, what: str, process: _Process, arrived: Callable[[Event], None]) -> None:
@@ -272,7 +272,7 @@ class _Process:
         """True if it runs on its parent's unit, where its initial cache is."""
         return self.fixed and self.parent is not None and self.parent.place == self.place
 
-    def born(self) -> None:
+    def begin(self) -> None:
         parent = self.parent
         assert parent is not None
         if isinstance(self.body, Forward):
@@ -412,7 +412,7 @@ class _Process:
             if self.unit >= 0:
                 self._let_go()
             else:
-                self.gave_up()
+                self.end_wait()
         for sub in self.subs:
             sub.stop()
 
@@ -429,7 +429,7 @@ class _Process:
                 engine.waiting.append(self)
                 return
             self.place = unit
-        self.gave_up()
+        self.end_wait()
         self.unit = unit
         engine.holders[unit] = self
         engine.active = active = engine.active + 1
@@ -451,7 +451,7 @@ class _Process:
         else:
             Timeout(env, self.seconds).callbacks.append(self._passed)
 
-    def gave_up(self) -> None:
+    def end_wait(self) -> None:
         """End the wait for a unit: the process has one, or no longer needs one."""
         if self.asked is not None:
             self.engine.waited += self.engine.env.now - self.asked

@@ -22,7 +22,7 @@ from sim.scenarios.grid import Grid
 
 MOST_POINTS = 200_000
 """Points up to which a verdict is made: the table is read into memory."""
-MOST_SAID = 4
+MOST_NAMED = 4
 """Conditions, choices or ties listed in a sentence."""
 DEVICES = ("tensor_parallel", "units")
 """Keys of [cost] and [cluster] that are choices; the other keys are conditions."""
@@ -199,16 +199,16 @@ def _placed(rows: Sequence[dict[str, Any]], tables: dict[str, Any]) -> list[_Poi
     signatures = [*_signatures(signed, varying)]
     where = np.array(np.unravel_index([row["point"] for row in rows], grid.shape)).T.tolist()
     found = []
-    for row, (index, *places) in zip(rows, where, strict=True):
+    for row, (index, *values) in zip(rows, where, strict=True):
         table, at = dict(own[index]), {key: signed[index][key] for key in varying}
         key = [signatures.index(_signature(signed[index], varying))]
-        for (axis, last, chosen), place in zip(axes, places, strict=True):
+        for (axis, last, chosen), value in zip(axes, values, strict=True):
             if chosen:
                 meant = axis.path.split(".")[1]  # a method by its name, or a parameter of all
-                table |= {last: axis.values[place]} if meant not in names or meant == table.get("name") else {}
+                table |= {last: axis.values[value]} if meant not in names or meant == table.get("name") else {}
             elif len(axis.values) > 1:
-                key.append(place)
-                at[last if last not in at else axis.path] = axis.values[place]
+                key.append(value)
+                at[last if last not in at else axis.path] = axis.values[value]
         found.append(_Point(tuple(key), at, _label(table), index, row))
     # Methods that differ only in their own outcomes or costs have the same label: their number distinguishes them.
     using: dict[tuple[Any, str], set[int]] = {}
@@ -350,8 +350,8 @@ def _lossy(answer: Answer) -> str:
 
 
 def _listed(words: Sequence[str]) -> str:
-    more = [f"{len(words) - MOST_SAID} more"] if len(words) > MOST_SAID else []
-    return ", ".join([*words[:MOST_SAID], *more])
+    more = [f"{len(words) - MOST_NAMED} more"] if len(words) > MOST_NAMED else []
+    return ", ".join([*words[:MOST_NAMED], *more])
 
 
 def _over(answers: Iterable[Answer]) -> str:
@@ -367,15 +367,15 @@ def _of_several(answers: Sequence[Answer]) -> str:
     axes = [*dict.fromkeys(key for answer in answers for key in answer.at)]
     if len(axes) == 1:
         runs = _runs(answers, axes[0])
-        if len(runs) <= MOST_SAID:
-            said = "; ".join(f"{where}: {_won(own)}" for where, own in runs)
-            return f"fastest by {axes[0]}, over {_over(answers)}: {said}{_some_lossy(answers)}"
+        if len(runs) <= MOST_NAMED:
+            winners = "; ".join(f"{where}: {_won(own)}" for where, own in runs)
+            return f"fastest by {axes[0]}, over {_over(answers)}: {winners}{_some_lossy(answers)}"
     counted = Counter(answer.wins for answer in answers)
     where = f"conditions ({' x '.join(axes)}), over {_over(answers)}"
     if len(counted) == 1:
         return f"fastest in all {len(answers)} {where}: {_won(answers)}{_some_lossy(answers)}"
-    said = _listed([f"{_won([a for a in answers if a.wins == wins])} in {count}" for wins, count in counted.most_common()])
-    return f"fastest in {len(answers)} {where}: {said}{_some_lossy(answers)}"
+    winners = _listed([f"{_won([a for a in answers if a.wins == wins])} in {count}" for wins, count in counted.most_common()])
+    return f"fastest in {len(answers)} {where}: {winners}{_some_lossy(answers)}"
 
 
 def _runs(answers: Sequence[Answer], axis: str) -> list[tuple[str, list[Answer]]]:

@@ -238,14 +238,14 @@ def cost_source(tables: Mapping[str, Any]) -> str:
         return _hardware_sources(tables, real)
     given = [key for table in costs for key in table]
     given += [path.rpartition(".")[2] for path in tables.get("sweep", {}) if path.startswith(("cost.", "method.cost."))]
-    said = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
+    published = "".join(f"{words}; " for key, words in _PUBLISHED_COSTS.items() if key in given)
     rest = [key for key in dict.fromkeys(given) if key not in ("kind", *NO_TIMES, *_PUBLISHED_COSTS)]
     if rest:
-        return f"{said}assumed, as [cost] says: {', '.join(rest)}; other layers take one layer-time each"
+        return f"{published}assumed, as [cost] says: {', '.join(rest)}; other layers take one layer-time each"
     last = "equal layers, and the exit layer of the fitted runs" if "fitted_on" in given else (
         "every layer takes one layer-time, nothing else takes time"
     )
-    return f"{said}assumed: {last}"
+    return f"{published}assumed: {last}"
 
 
 NO_TIMES = ("operations_ratio", "medium_operations_ratio", "allow_slow_medium", "shape", "draft_shape", "medium_shape")
@@ -282,12 +282,12 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
     swept = {path: values for path, values in tables.get("sweep", {}).items() if path.startswith(("cost.", "method.cost."))}
     axes = {path.rpartition(".")[2]: values for path, values in swept.items() if isinstance(values, list)}
     named: dict[str, str] = {}
-    said: dict[str, dict[Any, None]] = {"prompt": {}, "tensor_parallel": {}}
+    points: dict[str, dict[Any, None]] = {"prompt": {}, "tensor_parallel": {}}
     for table in costs:
         varied = [dict(zip(axes, values, strict=True)) for values in itertools.islice(itertools.product(*axes.values()), 1000)]
         for values in varied:
             try:
-                cost = HardwareCost(**{**table, **{key: value for key, value in values.items() if key in table or key in said}})
+                cost = HardwareCost(**{**table, **{key: value for key, value in values.items() if key in table or key in points}})
             except (ParameterError, TypeError):  # reported when the point is resolved
                 continue
             for role in ROLES:
@@ -296,14 +296,13 @@ def _hardware_sources(tables: Mapping[str, Any], costs: list[Tables]) -> str:
                 name = getattr(cost, f"{where}profile") or f"{getattr(cost, f'{where}shape')} on {cost.device}"
                 if found is not None:
                     named[name] = found.provenance
-            for key, each in said.items():
-                each[getattr(cost, key)] = None
+            for key, seen in points.items():
+                seen[getattr(cost, key)] = None
     sources: dict[str, list[str]] = {}
     for name, provenance in named.items():
         sources.setdefault(provenance, []).append(name)
     listed = "; ".join(f"{', '.join(names)}: {provenance}" for provenance, names in sources.items())
-    points = ", ".join(f"{key} {', '.join(map(str, each))}" for key, each in said.items())
-    return f"{listed}; {points}"
+    return f"{listed}; {', '.join(f'{key} ' + ', '.join(map(str, seen)) for key, seen in points.items())}"
 
 
 def fingerprint(tables: Tables) -> str:

@@ -72,11 +72,10 @@ def on_the_same_decodings(point: int, part: pl.DataFrame) -> Iterator[dict[str, 
     worst = part.filter(pl.col("paths_relative") == pl.col("paths_relative").max())
     for row in worst.head(1).to_dicts():
         if row["paths_relative"] > ROUNDING:
-            told = json.loads(row["paths_worst"])
-            limit = ROUNDING * abs(told["paths"])
-            yield _told(point, told["quantity"], ("paths", told["paths"]), ("events", told["events"]), limit) | {
-                "replication": told["replication"]
-            }
+            difference = json.loads(row["paths_worst"])
+            limit = ROUNDING * abs(difference["paths"])
+            values = ("paths", difference["paths"]), ("events", difference["events"])
+            yield _disagreement(point, difference["quantity"], *values, limit) | {"replication": difference["replication"]}
 
 
 def with_the_formula(
@@ -97,7 +96,7 @@ def with_the_formula(
         if variance != 0:  # a quantity without variance must be equal up to rounding
             limit += bound(chance, sums.count, most, expected, variance, sampled)
         if not abs(mean - expected) <= limit:
-            yield _told(point, name, ("formula", expected), (view, mean), limit)
+            yield _disagreement(point, name, ("formula", expected), (view, mean), limit)
 
 
 def _compared(
@@ -126,7 +125,7 @@ def _compared(
             yield "drafted", most, (case.outputs - rounds) / rate, None, more["drafted"], more["drafted_square"]
 
 
-def _told(point: int, quantity: str, one: tuple[str, float], other: tuple[str, float], limit: float) -> dict[str, Any]:
+def _disagreement(point: int, quantity: str, one: tuple[str, float], other: tuple[str, float], limit: float) -> dict[str, Any]:
     return {
         "point": point, "quantity": quantity, "views": [one[0], other[0]], "values": [one[1], other[1]],
         "difference": abs(one[1] - other[1]), "bound": limit,

@@ -51,9 +51,9 @@ def outcome_tiles(case: Case, block: int, positions: int, name: str = "match") -
     return found
 
 
-def drafts_of(case: Case, block: int, positions: int, name: str = "accept", text: int = 0) -> Iterator[Outcomes]:
+def drafts_of(case: Case, block: int, positions: int, name: str = "accept", sequence: int = 0) -> Iterator[Outcomes]:
     """Outcomes of drafted tokens of one sequence, as functions of the position in the draft."""
-    draws = random_streams.tiles(case.settings.seed, random_streams.of_text(name, text), block, positions)
+    draws = random_streams.tiles(case.settings.seed, random_streams.of_text(name, sequence), block, positions)
     return iter(case.outcomes[name].law.drafts(draws) if positions else ())
 
 

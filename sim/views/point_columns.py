@@ -54,8 +54,8 @@ def of_outcomes(case: Case, table: Mapping[str, Any]) -> Row:
             row["published_speedup"] = outcome.published_speedup
     if case.outcomes:
         row["outcomes_source"] = "; ".join(dict.fromkeys(outcome.source for outcome in case.outcomes.values()))
-    said = dict.fromkeys(outcome.note for outcome in case.outcomes.values() if outcome.note is not None)
-    row |= {"outcomes_note": "; ".join(said)} if said else {}
+    notes = dict.fromkeys(outcome.note for outcome in case.outcomes.values() if outcome.note is not None)
+    row |= {"outcomes_note": "; ".join(notes)} if notes else {}
     if case.parameters.exact:
         return row
     known = next((outcome for outcome in case.outcomes.values() if outcome.agreement is not None), None)

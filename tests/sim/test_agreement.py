@@ -84,7 +84,7 @@ def test_paths_without_the_link_time_are_an_error(tmp_path: Path, monkeypatch: p
     assert rows.height == len(document["results"])
     assert json.loads((tmp_path / "out" / "disagreements.json").read_text()) == document["disagreements"]
     assert json.loads((tmp_path / "out" / "metadata.json").read_text())["disagreements"] == 1
-    # What was computed before is looked at again, where nothing is computed.
+    # A resumed run checks agreement again, although it computes no shard.
     code, document, _ = invoked(given, tmp_path, "--resume")
     assert (code, document["shards"]["computed"], len(document["disagreements"])) == (1, 0, 1)
 
@@ -124,7 +124,7 @@ def test_wrong_formula_is_an_error(
     report = sweep.run(given, out=tmp_path / "run", views=["formula", "paths"], jobs=1)
     assert quantity in {found["quantity"] for found in report.disagreements}
     assert all(found["views"] == ["formula", "paths"] for found in report.disagreements)
-    # Where no paths are run the events are what it is compared with; they are fewer, and so is what can be seen.
+    # Without paths the formula is compared with the events, which are fewer, so only larger differences show.
     report = sweep.run(given, out=tmp_path / "events", views=["formula", "events"], jobs=1, set={"scenario.event_replications": 8})
     assert all(found["views"] == ["formula", "events"] for found in report.disagreements)
 
@@ -280,7 +280,7 @@ def test_no_decoding_exceeds_the_upper_bound_on_time(name: str, parameters: Tabl
     found = evaluation.walk(case, 0)
     assert found[0].max() <= time * (1 + 1e-12)
     assert found[1].max() <= busy * (1 + 1e-12)
-    assert time <= 8 * found[0].max()  # nor is it so far off that nothing could be seen by it
+    assert time <= 8 * found[0].max()  # and the bound is close enough to detect errors
 
 
 def test_paths_and_events_agree_on_a_static_batch_of_two(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_declared_costs_are_those_that_change_results(
     for key, value in used:  # one after the other: dispatch_per_process before its law
         before, given = found, {**given, key: value}
         found = estimates(scenario(name, own, **given), "formula")
-        one = key == "dispatch_law" and own.get("batched")  # all candidates are one process: both laws are one
+        one = key == "dispatch_law" and own.get("batched")  # all candidates are one process: both laws are equal
         assert differ(before, found) != bool(one), key
 
 

@@ -78,7 +78,7 @@ def test_step_overhead_adds_once_per_step(case: str) -> None:
 PIPELINED = {"name": "ppd", "exit_layer": 12, "candidates": 2}
 EXITING = {"name": "early_exit", "measure": "state"}
 PAID: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], float]] = {
-    # The key, and by hand: how often it is paid until the last token, where all candidates match.
+    # The key, and by hand: how often the overhead occurs until the last token, if all candidates match.
     "dispatch": ("dispatch_s", PIPELINED | {"form": "literal"}, MATCH, {}, 24),
     "dispatch of each process": ("dispatch_per_process_s", PIPELINED | {"form": "literal"}, MATCH, {}, 2 * 24),
     "dispatch along a tree": ("dispatch_per_process_s", PIPELINED | {"form": "literal"}, MATCH, {"dispatch_law": "tree"},

@@ -57,7 +57,7 @@ def test_algorithm_2_matches_the_figure_of_the_paper(per_layer: bool) -> None:
         (0, 2, 4, "forward", 0, 2, 4, "kept"),
         (1, 2, 4, "forward", 1, 0, 2, "kept"),  # the right candidate: the main process goes on from here
         (2, 2, 4, "forward", 1, 0, 2, "discarded"),
-        (0, 4, 4, "forward", 1, 2, 2, "kept"),  # it is at the exit layer already: a head alone
+        (0, 4, 4, "forward", 1, 2, 2, "kept"),  # it is at the exit layer already: only a head
         (0, 4, 6, "forward", 1, 2, 4, "kept"),
         (1, 4, 6, "forward", 2, 0, 2, "discarded"),
         (2, 4, 6, "forward", 2, 0, 2, "discarded"),
@@ -124,7 +124,7 @@ def test_plain_decoding() -> None:
     ("units", "commits"),
     [
         (1, [10, 18, 28]),  # main 4, then three subs of 2 in turn: 10; after a match main 2 and subs 6; then 10 more
-        (2, [6, 10, 16]),  # the second and third sub run when the first and the main process are through
+        (2, [6, 10, 16]),  # the second and third sub-process run after the first and the main process
         (3, [6, 10, 16]),  # two sub-processes concurrent with the main process, the third afterwards
         (4, [4, 6, 10]),
         (9, [4, 6, 10]),
@@ -134,7 +134,7 @@ def test_three_candidates_on_fewer_units(units: int, commits: list[float]) -> No
     run = decode(Parameters(4, 2, 3), [True, False], units)
     assert [time for time, *_ in run.commits] == commits
     assert run.latency == commits[-1]
-    assert run.busy == 10 + 3 * 3 * 2  # no unit does more or less for it
+    assert run.busy == 10 + 3 * 3 * 2  # the busy time does not change
     assert run.peak_units == min(units, 4)
 
 
@@ -173,7 +173,7 @@ def test_separate_links_transfer_concurrently() -> None:
     assert log(run, "link") == [(-1, 2, 3, "link", -1, 0, 0, "kept")] * 2 + [(-1, 5, 6, "link", -1, 0, 0, "kept")] * 2
     assert [row[1:3] for row in log(run, unit=1)] == [row[1:3] for row in log(run, unit=2)] == [(3, 5), (6, 8)]
     assert [time for time, *_ in run.commits] == [5, 8]
-    assert run.busy == 4 + 2 + 4 * 2  # a transfer holds no unit
+    assert run.busy == 4 + 2 + 4 * 2  # a transfer occupies no unit
 
 
 def test_shared_link_carries_one_transfer_at_a_time() -> None:
@@ -368,7 +368,7 @@ def test_moves_to_another_unit_are_counted() -> None:
     run = play(steps(), 3, UnitCost(2, link=5.0))
     assert run.account.moves == 2
     made = [(row.unit, row.start) for row in run.intervals if row.what == "forward"]
-    assert made == [(1, 5), (1, 7), (2, 14), (2, 16), (0, 23)]  # the sub-process has come by a link, and goes nowhere then
+    assert made == [(1, 5), (1, 7), (2, 14), (2, 16), (0, 23)]  # the sub-process has arrived over a link, and does not move again
     assert [(row.start, row.end) for row in run.intervals if row.what == "link"] == [(0, 5), (9, 14), (18, 23)]
 
 
@@ -485,8 +485,7 @@ def test_concurrent_passes_slow_each_other_down() -> None:
         yield Commit("token", (1,))
 
     run = play(main(), 2, Shared(6))
-    # From 2 on both go at two thirds of their pace: the side's 2 layers take 3, then the main process has 2 of 4 left, and goes on
-    # alone.
+    # From 2 on both run at two thirds of their speed: 2 layers take 3; then the main process has 2 of 4 left, and runs alone.
     assert log(run) == [
         (0, 0, 2, "forward", 0, 0, 2, "kept"),
         (1, 2, 5, "forward", 1, 0, 2, "discarded"),

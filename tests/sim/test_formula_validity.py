@@ -91,7 +91,7 @@ def test_theorem_3_8_holds_where_multi_token_passes_take_no_longer(length: int) 
 def test_theorem_3_8_is_too_fast_where_multi_token_passes_take_longer() -> None:
     found = rows([drafting(length, 0.7) for length in (1, 3, 6)], WIDE).sort("x")
     off = (found["formula"] / found["measured"]).to_list()
-    assert 1 < off[0] < off[1] < off[2]  # the wider the pass, the more
+    assert 1 < off[0] < off[1] < off[2]  # more for passes of more tokens
     assert found["simulated"].to_list() == pytest.approx(found["measured"].to_list())
     assert found["x"].to_list() == [1, 3, 6]
 
@@ -106,7 +106,7 @@ def test_simulation_uses_the_profile_and_not_the_measured_times() -> None:
 def test_cost_ratio_is_of_single_passes_and_alpha_is_counted() -> None:
     made = decoded("speculative", 25, {"acceptance_rate": 0.6}, seed=3, draft_length=3)
     found = rows([drafting(3, 0.6)], SLOW).row(0, named=True)
-    ratio = (3 + 5) / (12 + 5)  # milliseconds: layers, and a head and a call of each
+    ratio = (3 + 5) / (12 + 5)  # milliseconds: layers, head and call of each model
     alpha = sum(accepted * count for (accepted, _), count in made.rounds.items())
     alpha /= sum(min(accepted + 1, drafted) * count for (accepted, drafted), count in made.rounds.items())
     assert found["formula"] == pytest.approx(float(speculative.speedup(alpha, 3, ratio)))

@@ -56,7 +56,7 @@ def a100(name: str = "llama-2-13b", tensor_parallel: int = 1) -> Roofline:
 
 def test_plain_decoding_takes_one_step_per_token() -> None:
     found = rows_of(scenario({"name": "autoregressive", "sequences": 3}, ROOFLINE | {"prompt": 100}))
-    steps = step_time(a100(), 100 + (np.arange(32) + 2 * 16) / 3, 3)  # the two others are half-way through in the mean
+    steps = step_time(a100(), 100 + (np.arange(32) + 2 * 16) / 3, 3)  # the two others are half-way through, in the mean
     total = float(steps.seconds.sum())
     assert [row["view"] for row in found] == ["formula", "paths", "events"]
     for row in found:
@@ -75,7 +75,7 @@ def test_rounds_take_the_time_of_their_passes() -> None:
     draft = scenario({"name": "speculative", "draft_length": 3}, ROOFLINE | {"draft_shape": "llama-68m"}, always)
     start = 512 + 4 * np.arange(8)
     wide = float(pass_time(a100(), 4, start).seconds.sum())
-    # A draft reads the last token of the one before it, too: all of that was kept.
+    # A draft also reads the last token of the previous draft, which was accepted in full.
     first = float(step_time(a100("llama-68m"), 512).seconds + pass_time(a100("llama-68m"), 2, start[1:] - 1, heads=1).seconds.sum())
     later = sum(float(step_time(a100("llama-68m"), start + place).seconds.sum()) for place in (1, 2))
     for row in rows_of(draft):
@@ -101,7 +101,7 @@ def test_units_of_several_devices_count_as_devices() -> None:
         assert row["mean_busy_units"] == pytest.approx(4)
         assert row["reserved_units"] == row["units"] == row["tensor_parallel"] == 4
         assert row["peak_units"] == (4 if row["view"] == "events" else None)
-        # Device-time over that of plain decoding on the same devices.
+        # Busy time over that of plain decoding on the same devices.
         assert row["compute_per_token"] == pytest.approx(1, rel=1e-9)
         assert row["speedup_input_low"] == row["speedup"] == row["speedup_input_high"]
         low, high = (row[f"speedup_over_one_device_input_{end}"] for end in ("low", "high"))
@@ -137,7 +137,7 @@ def test_separate_draft_model_reserves_one_device(name: str) -> None:
     method, outcomes, smaller = APART[name]
     costs = ROOFLINE | {"tensor_parallel": 4, "draft_shape": "llama-68m"} | ({"medium_shape": "llama-2-7b"} if smaller == 2 else {})
     tables = scenario(method | {"placement": "separate"}, costs, outcomes, event_replications=16)
-    rows = rows_of(tables)  # which warns, an error here, where views differ
+    rows = rows_of(tables)  # which warns if views differ; a warning is an error here
     for row in rows:
         assert row["reserved_units"] == row["units"] == 4 + smaller
         assert row["mean_busy_units"] < 4
@@ -418,7 +418,7 @@ def test_methods_may_override_single_shared_costs() -> None:
     whole = copy.deepcopy(tables)
     whole["method"][1]["cost"] = {"kind": "unit", "final_head": 1.0}
     del whole["sweep"]
-    assert Grid(whole).case(1).priced is None  # one with a kind stands for itself
+    assert Grid(whole).case(1).priced is None  # a table with a kind does not inherit
 
 
 H100 = {"kind": "profile", "profile": "h100-llama-2-13b"}

@@ -328,7 +328,7 @@ def test_three_views_of_every_law(reading: str, index: int) -> None:
     error = paths["latency_sd_layers"] / 4096**0.5
     for name in ("latency_layers", "busy_layers"):
         assert paths[name] == pytest.approx(formula[name], abs=5 * error + 1e-9)
-    # Of rounds and drafted tokens the run itself compares them, at a false alarm in a million runs: it would warn, an error here.
+    # The run compares rounds and drafted tokens itself (false alarm: one in a million runs) and warns, which is an error here.
     if reading != "recursive":
         # Over 4096 decodings a deviation has relative error sqrt((kurtosis - 1) / 4 / 4096): 10 % is 5 sigma at kurtosis 7.
         assert paths["latency_sd_layers"] == pytest.approx(formula["latency_sd_layers"], rel=0.1)

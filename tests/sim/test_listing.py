@@ -45,7 +45,7 @@ def test_every_entry_has_details(what: str) -> None:
     for name in listing.lines(what):
         [text] = listing.details(what, name).values()
         assert said(what, name) == f"{text}\n"
-        if name == first:  # how a name and its text are written does not depend on which it is
+        if name == first:  # the format does not depend on the entry
             assert json.loads(said(what, name, "--json")) == {name: text}
 
 

@@ -58,7 +58,7 @@ def runs(folder: Path, patch: pytest.MonkeyPatch, text: str, more: Sequence[str]
 
 # --- Values that are set -------------------------------------------------------------------------------------------------
 
-# What is set to a bad value, and what the message must name: the key, the bound, the value, the remedy.
+# The invalid value, and what the error must name: the key, the bound, the value, the remedy.
 SET: list[tuple[str, str, list[str]]] = [
     (LITTLE, "outcomes.fallback_rate=1.5", ["fallback_rate", "between 0 and 1", "got 1.5"]),
     (LITTLE, "outcomes.fallback_rate=nan", ["fallback_rate", "between 0 and 1", "got nan"]),

@@ -134,7 +134,7 @@ def test_agreement_comes_from_the_record(variant: str, length: int, record: str)
     method = {**BILD, **AT, "variant": variant, "max_draft_length": length}
     table = sim.run(tables("bild", method=[method], outcomes={"kind": "thresholds", "file": record}), replications=4)
     fallback, rollback, agreement = counted(variant, length)
-    assert rollback == (2 / 5 if variant == "paper" else 1 / 5)  # one of the two far ones is the large model's own
+    assert rollback == (2 / 5 if variant == "paper" else 1 / 5)  # one of the two distant tokens is the large model's own
     for row in table.to_dicts():
         assert (row["fallback_rate"], row["rollback_rate"]) == pytest.approx((fallback, rollback))
         assert row["agreement"] == pytest.approx(agreement, rel=1e-12)
@@ -149,9 +149,9 @@ def test_thresholds_at_their_bounds(record: str) -> None:
     found = {(row["fallback_threshold"], row["rollback_threshold"]): row for row in table.to_dicts()}
     assert found[0.0, math.inf]["rollback_rate"] == 0
     assert found[0.0, 0.0]["rollback_rate"] == 1
-    # The small model writes three of four tokens, half of them the large one's own.
+    # The small model generates three of four tokens, half of them equal to the large model's.
     assert found[0.0, math.inf]["agreement"] == pytest.approx((1 + 3 * 0.5) / 4)
-    for high in (0.0, math.inf):  # plain decoding: nothing is written, nothing differs
+    for high in (0.0, math.inf):  # plain decoding: no drafts, no difference
         assert (found[1.0, high]["fallback_rate"], found[1.0, high]["agreement"]) == (1, 1)
         assert found[1.0, high]["tokens_per_round"] == 1
 
@@ -159,7 +159,7 @@ def test_thresholds_at_their_bounds(record: str) -> None:
 def test_assumed_record_is_marked_and_has_no_interval() -> None:
     law = {"kind": "thresholds", "sureness": 3.0}
     row = view(sim.run(tables("bild", method=[{**BILD, **AT}], outcomes=law), views=["formula"]), "formula")
-    # The confidence is Beta(3, 1): below one half with chance 1/8.
+    # The confidence is Beta(3, 1): below one half with probability 1/8.
     # Of 100,000 tokens: within five standard errors of .00105, a false alarm in 1.7 million seeds.
     assert row["fallback_rate"] == pytest.approx(1 / 8, abs=5 * (1 / 8 * 7 / 8 / 100_000) ** 0.5)
     assert row["agreement_source"].startswith("assumed: a small model that knows how often it is right: share")
@@ -518,7 +518,7 @@ def test_consecutive_sequences_have_independent_draws(fill: str) -> None:
 def test_batch_runs_as_deep_as_its_deepest_sequence() -> None:
     methods = [{**EXIT, "sequences": batch, "batching": "static"} for batch in (1, 2, 8)]
     rows = [view(sim.run(tables("early_exit", method=[each]), views=["formula"]), "formula") for each in methods]
-    reached = np.cumsum([0.25, 0.375, 0.0, 0.375])  # the chances to need at most 1, 2, 3, 4 layers
+    reached = np.cumsum([0.25, 0.375, 0.0, 0.375])  # probabilities to need at most 1, 2, 3, 4 layers
     for batch, row in zip((1, 2, 8), rows, strict=True):
         assert row["latency_layers"] == pytest.approx(TOKENS * (4 - (reached[:3] ** batch).sum()))
         assert row["speedup"] == pytest.approx(TOKENS * 4 / row["latency_layers"])
@@ -549,7 +549,7 @@ def test_changed_record_is_another_run(tmp_path: Path, record: str) -> None:
     Path(record).write_text(json.dumps({**RECORD, "distance": [0.0] * 6}))
     with pytest.raises(ParameterError, match="holds the run of another scenario"):
         sim.run(given, out=tmp_path / "run", views=["formula"], resume=True)
-    assert sim.run(given, views=["formula"])["rollback_rate"].to_list() == [0.0]  # and what was read before is read again
+    assert sim.run(given, views=["formula"])["rollback_rate"].to_list() == [0.0]  # and the cached record is read again
 
 
 def test_a_record_is_read_once_for_all_points(record: str, monkeypatch: pytest.MonkeyPatch) -> None:

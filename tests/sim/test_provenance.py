@@ -89,7 +89,7 @@ def test_nested_tree_grown_by_overheads_is_contended() -> None:
 
 def test_only_invalid_points_fail() -> None:
     method = [{"name": "ppd", "layers": 8, "exit_layer": 4, "candidates": 1, "form": "nested"}]
-    for rates in (3, 300):  # looked at one by one, and as arrays
+    for rates in (3, 300):  # point by point, and as arrays
         change = {
             "method.exit_layer": [1, 4], "method.candidates": [1, 9],
             "outcomes.match_rate": {"from": 0.1, "to": 0.9, "count": rates},

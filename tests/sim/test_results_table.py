@@ -33,7 +33,7 @@ def test_sampling_intervals_cover_the_formula() -> None:
     # 800 samples of 200: 95 % are covered. Five binomial tests at 1e-6 each: a false alarm in 5e-6 of all seeds; the seed is fixed.
     case, samples, size = Grid(tables()).case(0), 800, 200
     formula, covered = formula_view.formula_row(case), dict.fromkeys(COVERED, 0)
-    # Theorem 4.1 of matches drawn here: time 40 l - 20 B, unit-time that and k (d - d') l more.
+    # Theorem 4.1 for matches drawn here: time 40 l - 20 B, and busy time longer by k (d - d') l.
     latency = 40.0 * 32 - 20.0 * np.random.default_rng(7).binomial(31, 0.6, (samples, size))
     for sample in latency:
         row = results_table.sampled_row(Sums.of(sample, sample + 3 * 20 * 32), case, None, "paths")
@@ -50,7 +50,7 @@ def test_interval_of_mean_busy_units_matches_a_bootstrap() -> None:
     _, wide, _ = Sums.of(latency, busy).sampled(1280, 32)
     chosen = rng.integers(0, 2000, (4000, 2000))
     spread = (busy[chosen].sum(axis=1) / latency[chosen].sum(axis=1)).std()
-    # 4000 resamples know the deviation to about 1.1 %: 6 % is more than five of that.
+    # With 4000 resamples the deviation has an error of about 1.1 %: 6 % is more than five sigma.
     assert wide["mean_busy_units"] == pytest.approx(1.961 * spread, rel=0.06)
 
 
@@ -159,7 +159,7 @@ def test_input_intervals_are_the_formula_at_wilson_bounds() -> None:
 def test_wilson_is_scipys(count: int, trials: int) -> None:
     theirs = stats.binomtest(count, trials).proportion_ci(0.95, method="wilson")
     assert [float(each) for each in wilson(count / trials, trials)] == pytest.approx([theirs.low, theirs.high], abs=1e-14)
-    # What rounding does to the ends puts no rate outside: error bars have no negative length.
+    # Rounding of the ends must not exclude the rate: error bars have no negative length.
     rates = np.arange(trials + 1) / trials
     low, high = wilson(rates, trials)
     assert np.all((low >= 0) & (low <= rates) & (rates <= high) & (high <= 1))

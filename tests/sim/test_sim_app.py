@@ -118,7 +118,7 @@ def test_later_setting_wins_and_set_value_is_not_swept(folder: Path) -> None:
     assert column(run("axis.toml", *formula), "tokens") == [2, 4]
     assert column(run("axis.toml", *formula, "--set", "scenario.tokens=5"), "tokens") == [5]
     assert column(run("axis.toml", *formula, "--sweep", "scenario.tokens=6,7"), "tokens") == [6, 7]
-    # An axis wins over a value, whichever of the two stands first.
+    # An axis has precedence over a value, in any order of the options.
     both = ("--set", "scenario.tokens=5", "--sweep", "scenario.tokens=6,7")
     assert column(run("axis.toml", *formula, *both), "tokens") == [6, 7]
     assert column(run("axis.toml", *formula, *both[2:], *both[:2]), "tokens") == [6, 7]
@@ -353,7 +353,7 @@ def test_from_another_directory_with_stdout_to_a_pipe(folder: Path) -> None:
 
 
 def test_closed_pipe_is_no_error(folder: Path) -> None:
-    # More than a pipe holds, so that the command is still writing when its reader is gone.
+    # More than a pipe buffer, so that the command still writes when its reader has ended.
     run = "run s.toml --view formula --sweep outcomes.match_rate=0:1:1000 --no-figures --json"
     command = f"{sys.executable} -m sim {run} | head -n 1; exit ${{PIPESTATUS[0]}}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -368,6 +368,6 @@ def test_importing_the_command_is_light(folder: Path) -> None:
     probe = f"import sim.commands.sim_app, sys; print([name for name in {heavy!r} if name in sys.modules])"
     done = in_a_process("-c", probe, cwd=folder)
     loaded = set(eval(done.stdout))
-    # Typer itself may take rich and pydantic; none of ours may ask for more.
+    # Typer itself may import rich and pydantic; the project's modules must not import more.
     own = set(eval(in_a_process("-c", probe.replace("sim.commands.sim_app", "typer"), cwd=folder).stdout))
     assert loaded <= own

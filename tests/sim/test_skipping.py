@@ -146,7 +146,7 @@ def test_decoding_by_hand() -> None:
     prompted = passes(skipdecode.decode(skip(), [0, 1, 2], 2), Lossy(3, 4))
     assert prompted == [(0, 0, 4, 0), (2, 0, 4, 1), (3, 0, 4, 1)]
     low = passes(skipdecode.decode(skip(min_layers=1, max_layers=1), [0], 1), Lossy(1, 4))
-    assert low == [(0, 0, 4, 1, "gaps ((1, 4),)")]  # the warm-up layer alone, and the head
+    assert low == [(0, 0, 4, 1, "gaps ((1, 4),)")]  # only the warm-up layer, and the head
 
 
 @given(st.data())
@@ -456,7 +456,7 @@ def test_exit_layers_follow_their_law(weights: list[int]) -> None:
     assert near(law.mean(7), law.pmf @ np.arange(1, len(weights) + 1))
     assert law.layers == len(weights)
     (edges,) = Depths([0.0, 0.5, 0.5]).sample(iter([np.array([[0.0, 0.5]])]))
-    assert edges.tolist() == [[2, 3]]  # what has no chance never is
+    assert edges.tolist() == [[2, 3]]  # values of probability 0 do not occur
     top = next(iter(law.sample(iter([np.array([[1 - 2**-53]])]))))
     assert top[0, 0] <= len(weights)
 
@@ -473,7 +473,7 @@ def test_laws_may_differ_by_position() -> None:
     for index, worse in enumerate(([-0.5, 0.5, 1.0], [0.0, 1.5])):
         with pytest.raises(ParameterError, match=rf"^pmf\[{index}\] must be between 0 and 1, got {worse[index]}"):
             Depths(worse)
-    assert Depths([0.5, 0.5 + 5e-10]).layers == 2  # rounding is no mistake
+    assert Depths([0.5, 0.5 + 5e-10]).layers == 2  # differences by rounding are accepted
     for bad in ([], [[[1.0]]], [0.5, 0.4], [0.5, 0.5 + 5e-9], [[1.0], [0.5]]):
         with pytest.raises(ParameterError, match="pmf must be probabilities of the layers with sum 1"):
             Depths(bad)

@@ -22,7 +22,7 @@ COST = "[cost]\ncost_ratio = 0.1\n\n"
 BASE = SCENARIO + METHOD + LAW + COST
 PPD = '[[method]]\nname = "ppd"\nlayers = 8\nexit_layer = 4\ncandidates = 1\n\n'
 
-# What is set to a bad value, and what the message must name: the key, the bound, the value, the remedy.
+# The invalid value, and what the error must name: the key, the bound, the value, the remedy.
 SET = [
     ("outcomes.acceptance_rate=1.5", "acceptance_rate", "between 0 and 1", "got 1.5"),
     ("outcomes.acceptance_rate=-0.1", "acceptance_rate", "between 0 and 1", "got -0.1"),

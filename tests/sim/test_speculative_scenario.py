@@ -149,7 +149,7 @@ def test_method_may_have_separate_costs() -> None:
 def test_paths_into_tables_of_methods() -> None:
     given = tables(method=[{**METHOD, "outcomes": LAWS[0]}, {**METHOD, "draft_length": 5, "outcomes": LAWS[1]}])
     del given["outcomes"]
-    # Without a shared table a path means those that say the key; with one, that one.
+    # Without a shared table a path sets the key in the tables that have it; with one, in the shared table.
     both = resolve(given, set={"outcomes.acceptance_rate": 0.5})["method"]
     assert [each["outcomes"]["acceptance_rate"] for each in both] == [0.5, 0.5]
     swept = sim.run(given, sweep={"outcomes.acceptance_rate": [0.2, 0.4], "cost.cost_ratio": [0.1]}, views=["formula"])
@@ -335,7 +335,7 @@ def test_accepted_lengths_are_counted(tmp_path: Path) -> None:
         own, row = counts.filter(pl.col("view") == name), view(table, name)
         rounds = own["rounds"].sum()
         assert rounds == pytest.approx(TOKENS * replications / row["tokens_per_round"])
-        assert (own["accepted"] * own["rounds"]).sum() + rounds == TOKENS * replications  # accepted and the target's own
+        assert (own["accepted"] * own["rounds"]).sum() + rounds == TOKENS * replications  # accepted tokens and the target's token
 
 
 def test_report_names_methods_with_their_parameters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

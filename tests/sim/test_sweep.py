@@ -117,7 +117,7 @@ def test_killed_run_is_resumed_without_repeating_anything(tmp_path: Path, refere
     assert contents(folder) == contents(reference)
 
 
-@pytest.mark.slow  # the same with workers in this process is in the quick tier: below
+@pytest.mark.slow  # the quick tier has the same with workers in this process, below
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for workers in /proc")
 def test_shards_of_a_dead_worker_are_submitted_again(tmp_path: Path, reference: Path) -> None:
     folder = tmp_path / "run"
@@ -177,7 +177,7 @@ def test_damaged_shards_are_computed_again(tmp_path: Path, reference: Path) -> N
     folder = shutil.copytree(reference, tmp_path / "run")
     first, second, third, *_ = shards(folder)
     data = bytearray(first.read_bytes())
-    data[len(data) // 3] ^= 1  # the footer, and so the schema, is as it was
+    data[len(data) // 3] ^= 1  # the footer with the schema is unchanged
     first.write_bytes(data)
     second.write_bytes(second.read_bytes()[:-20])
     third.write_bytes(b"")
@@ -228,7 +228,7 @@ def test_interrupted_command_explains_how_to_resume(tmp_path: Path, monkeypatch:
     assert len(shards(folder)) == 1
 
 
-@pytest.mark.slow  # when it comes to what, and whether it has ended by then, are a clock's to say
+@pytest.mark.slow  # its progress at the signal depends on timing
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_command_interrupted_by_a_signal_explains_how_to_resume(tmp_path: Path, jobs: int) -> None:
     folder = tmp_path / "run"

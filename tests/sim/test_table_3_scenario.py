@@ -34,13 +34,13 @@ def test_every_measured_time_has_a_row(table: pl.DataFrame) -> None:
         (run.data_set, run.candidates) for run in ppd_table_3_fit.runs()
     ]
     for row in formula.to_dicts():
-        # Fitted on the other one, never on its own.
+        # Fitted on the other data set, never on the same.
         assert {row["data_set"], row["fitted_on"]} == {*ppd_table_3_fit.data_sets()}
         found = published.table("ppd-table-3")
         measured = found.lookup(data_set=row["data_set"], method="ppd", candidates=row["candidates"])["latency_s"]
         plain = found.lookup(data_set=row["data_set"], method="greedy")["latency_s"]
         assert row["published_speedup"] == pytest.approx(plain / measured)
-        assert row["latency_s"] * row["speedup"] == pytest.approx(plain)  # plain decoding takes what was measured
+        assert row["latency_s"] * row["speedup"] == pytest.approx(plain)  # plain decoding takes the measured time
         assert row["latency_s"] == pytest.approx(measured, rel=0.012)
 
 
@@ -73,7 +73,7 @@ def test_without_a_fit_times_follow_the_theorem() -> None:
     assert row["latency_s"] == pytest.approx(run.plain_s * (1 - run.match_rate / 2 * 127 / 128))
     assert "fitted_on" not in row
     headed = sim.run(scenario(early_head=0.5, final_head=0.5)).row(0, named=True)
-    assert headed["latency_s"] * headed["speedup"] == pytest.approx(run.plain_s)  # with a head, layers are the shorter
+    assert headed["latency_s"] * headed["speedup"] == pytest.approx(run.plain_s)  # with a head, layers are shorter
 
 
 @pytest.mark.parametrize("on", ["cnn_dm", "squad", "both"])

@@ -183,7 +183,7 @@ def test_written_trace_is_read_back_and_reproducible(tmp_path: Path, suffix: str
     assert one.read_bytes() == other.read_bytes()
     text = gzip.decompress(one.read_bytes()) if suffix == ".json.gz" else one.read_bytes()
     if suffix == ".json.gz":
-        assert one.read_bytes()[4:8] == bytes(4)  # no time of writing: it would differ from one second to the next
+        assert one.read_bytes()[4:8] == bytes(4)  # no time stamp of writing, which would change the bytes
     assert json.loads(text) == chrome_trace(run.intervals, run.commits, "test")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([one.name, other.name])
 
@@ -201,7 +201,7 @@ def test_unwritable_traces_are_refused(tmp_path: Path) -> None:
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(ParameterError, match=r"cannot write .*folder\.json"):
         write(tmp_path / "folder.json", run, "test")
-    assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]  # nothing half written is left
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]  # no partial file is left
 
 
 def test_times_are_milliseconds_where_seconds_are_known() -> None:

@@ -113,7 +113,7 @@ def test_ties_are_listed() -> None:
     # Each must lie within the other's bounds.
     one_sided = [row(0, 1.21, **spread(1.0, 1.4, "input_")), row(1, 1.15, **spread(1.14, 1.16, "input_")), row(2, 0.5)]
     assert of(one_sided, tables(SPEC, **LENGTHS)).document()["conditions"][0]["ties"] == []
-    # Sampling says nothing of a closed form, and without any bounds only what is equal is not told apart.
+    # Sampling intervals do not apply to a closed form; without bounds only equal values are ties.
     sharp = [row(at, speed, **spread(0.5, 2.0)) for at, speed in enumerate((1.21, 1.21, 1.2099))]
     assert of(sharp, tables(SPEC, **LENGTHS)).document()["conditions"][0]["ties"] == ["speculative, draft_length 2"]
 
@@ -144,7 +144,7 @@ def test_verdict_is_given_by_condition() -> None:
     order = [32, 1, 8]
     unsorted = [row(at, speed) for at, speed in enumerate(speed for size in order for speed in speeds[size])]
     assert of(unsorted, tables(SPEC, **{"method.sequences": order, **LENGTHS})).text == found.text
-    # Two axes of conditions are counted; names are listed with those that have the same.
+    # With two axes of conditions the winners are counted; values that are names are grouped by winner.
     both = tables(SPEC, **{"method.sequences": [1, 8, 32], "outcomes.acceptance_rate": [0.6, 0.8, 0.9]})
     assert of([row(at, 1.5 - 0.1 * at) for at in range(9)], both).text == (
         "Fastest in 9 conditions (sequences x acceptance_rate), over plain decoding on the same devices: speculative, draft_length"
@@ -222,7 +222,7 @@ def test_choices_on_more_devices_are_compared_by_time() -> None:
         "Plain decoding on 4 devices is fastest: best other choice speculative, draft_length 3 on 4 devices"
     )
     assert (lost.document()["over"], found.document()["over"]) == ("the fastest plain decoding",) * 2
-    # Where plain decoding takes another time in each row, rows have units of time of their own, and their ratios are compared.
+    # If the time of plain decoding differs between rows, their time units differ, and ratios are compared.
     own = of([row(0, 1.9, tpot_layers=5.0), row(1, 1.6, tpot_layers=1.0)], tables(SPEC, SPEC | {"draft_length": 5}))
     assert own.answers[0].best is not None
     assert own.answers[0].best.speedup == 1.9
@@ -261,7 +261,7 @@ def test_number_of_sequences_is_mentioned() -> None:
     assert "; sequences = 32; costs" in of([row(0, 1.5)], tables(SPEC | {"sequences": 32})).text
     assert "; sequences = 4; costs" in of([row(0, 1.5)], tables(SPEC, **{"method.sequences": [4]})).text
     assert "sequences" not in of([row(0, 1.5)], tables(SPEC)).text
-    some = {"method.sequences": [4, 8]}  # of which one point alone has a value
+    some = {"method.sequences": [4, 8]}  # only one point has a value
     assert "; sequences = " not in of([row(0, 1.5)], tables(SPEC, **some)).text
     counted = {"method.sequences": {"from": 4, "to": 8, "count": 2}}
     assert "; sequences = " not in of([row(0, 1.5)], tables(SPEC, **counted)).text
