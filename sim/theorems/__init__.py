@@ -100,15 +100,15 @@ def summary(verdicts: Sequence[TheoremVerdict]) -> str:
     still_open = [verdict for verdict in verdicts if verdict.undecided]
     if not wrong and not still_open:
         return "every statement came out as expected"
-    found = "no statement came out wrong"
+    line = "no statement came out wrong"
     if wrong:
         unrefuted = " (no counterexample found)"
         names = [_named(verdict) + (unrefuted if verdict.holds else "") for verdict in wrong]
-        found = f"{len(wrong)} {'statement' if len(wrong) == 1 else 'statements'} came out wrong: {', '.join(names)}"
+        line = f"{len(wrong)} {'statement' if len(wrong) == 1 else 'statements'} came out wrong: {', '.join(names)}"
     if still_open:
         names = [f"{_named(verdict)} ({verdict.tried} tried)" for verdict in still_open]
-        found += f"; open (expected to fail, no counterexample found): {', '.join(names)}; try --examples {ENOUGH} or more"
-    return found
+        line += f"; open (expected to fail, no counterexample found): {', '.join(names)}; try --examples {ENOUGH} or more"
+    return line
 
 
 def _named(verdict: TheoremVerdict) -> str:
@@ -124,13 +124,13 @@ def select(method: str | None = None, only: Sequence[str] | None = None) -> tupl
     methods = dict.fromkeys(theorem.method for theorem in THEOREMS)
     if method is not None and method not in methods:
         raise checks.unknown("method", method, methods)
-    found = [theorem for theorem in THEOREMS if method in (None, theorem.method)]
+    theorems = [theorem for theorem in THEOREMS if method in (None, theorem.method)]
     if only is None:
-        return tuple(found)
+        return tuple(theorems)
     for wanted in only:
-        if not any(wanted in _names(theorem) for theorem in found):
-            raise checks.unknown("theorem", wanted, dict.fromkeys(theorem.number for theorem in found))
-    return tuple(theorem for theorem in found if _names(theorem) & {*only})
+        if not any(wanted in _names(theorem) for theorem in theorems):
+            raise checks.unknown("theorem", wanted, dict.fromkeys(theorem.number for theorem in theorems))
+    return tuple(theorem for theorem in theorems if _names(theorem) & {*only})
 
 
 def _names(theorem: Theorem) -> set[str]:
@@ -165,36 +165,36 @@ def replay(number: str, example: Example, method: str | None = None) -> TheoremV
     >>> replay("21a", {"form": "literal", "layers": 40, "exit_layer": 20, "candidates": 3, "matches": [True, False]}, "ppd").holds
     True
     """
-    known = [theorem for theorem in select(method) if theorem.number == number]
-    if not known:
+    matching = [theorem for theorem in select(method) if theorem.number == number]
+    if not matching:
         raise checks.unknown("theorem", number, dict.fromkeys(theorem.number for theorem in select(method)))
-    if len(known) > 1:
-        owners = " and ".join(theorem.method for theorem in known)
+    if len(matching) > 1:
+        owners = " and ".join(theorem.method for theorem in matching)
         raise checks.ParameterError(f"theorem {number} exists for {owners}; name the method")
     if not isinstance(example, dict):
         raise checks.ParameterError(f"example must be an object of fields and values, got {example!r}")
     start = time.perf_counter()
     try:
         # A mistyped example is not a counterexample.
-        error = known[0].error(example, let_through=(checks.ParameterError, KeyError))
+        error = matching[0].error(example, let_through=(checks.ParameterError, KeyError))
     except KeyError as missing:
         if missing.args[0] not in example:
             raise checks.ParameterError(f"example of theorem {number} lacks the field {missing.args[0]!r}") from None
-        error = known[0].error(example)
-    return _verdict(known[0], 1, error, example, start)
+        error = matching[0].error(example)
+    return _verdict(matching[0], 1, error, example, start)
 
 
 def _search(theorem: Theorem, examples: int, seed: int, database: ExampleDatabase | None) -> TheoremVerdict:
     from hypothesis import Phase, Verbosity, find, settings
     from hypothesis.errors import NoSuchExample
 
-    start, tried, found = time.perf_counter(), 0, False
+    start, tried, refuted = time.perf_counter(), 0, False
 
     def refutes(example: Example) -> bool:
-        nonlocal tried, found
-        tried += not found
+        nonlocal tried, refuted
+        tried += not refuted
         wrong = theorem.error(example) is not None
-        found = found or wrong
+        refuted = refuted or wrong
         return wrong
 
     # Hypothesis keeps no database if a seed is given, and it would store choices, whose meaning changes with the strategy. Examples
@@ -203,7 +203,7 @@ def _search(theorem: Theorem, examples: int, seed: int, database: ExampleDatabas
     for stored in sorted(database.fetch(key), key=len) if database is not None else ():
         if refutes(earlier := json.loads(stored)):
             return _verdict(theorem, tried, theorem.error(earlier), earlier, start)
-    how = settings(
+    search = settings(
         max_examples=examples,
         database=None,
         deadline=None,
@@ -212,7 +212,7 @@ def _search(theorem: Theorem, examples: int, seed: int, database: ExampleDatabas
         verbosity=Verbosity.quiet,
     )
     try:
-        example = find(theorem.given(), refutes, settings=how, random=random.Random(seed))
+        example = find(theorem.given(), refutes, settings=search, random=random.Random(seed))
     except NoSuchExample:
         return _verdict(theorem, tried, None, {}, start)
     if database is not None:

@@ -163,7 +163,7 @@ def plain_text(x: Example) -> None:
     for per_layer in (False, True):
         run = play(x, per_layer=per_layer)
         equal("text", run.tokens, want.tokens)
-        at_most("time order of tokens, against the shortest gap", 0.0, min(later[0] - sooner[0] for sooner, later in _pairs(run)))
+        at_most("0, against the shortest time between tokens", 0.0, min(later[0] - sooner[0] for sooner, later in _pairs(run)))
     equal("text of the counter", counted(x).tokens, want.tokens)
 
 

@@ -154,7 +154,7 @@ def distance(one: TextLaw, other: TextLaw) -> Fraction:
 
 def residual(p: Law, q: Law) -> Law:
     """Return norm(max(0, p - q)); an error if p is nowhere above q, because then no token can have been rejected."""
-    above = [max(Fraction(0), own - drafted) for own, drafted in zip(p, q, strict=True)]
+    above = [max(Fraction(0), target - draft) for target, draft in zip(p, q, strict=True)]
     if not any(above):
         raise ArithmeticError(f"a token was drawn from max(0, p - q), which is zero everywhere for p = q = {[*map(str, p)]}")
     return tuple(part / sum(above) for part in above)

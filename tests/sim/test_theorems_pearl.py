@@ -116,7 +116,7 @@ def first_at_last(
         rest = algorithm._drafting(model, [*text, drafted[0].token], length - 1)
         running.going_on = yield Fork((rest,), (algorithm.DRAFT_UNIT,))
         yield Join(tuple(running.going_on))
-    return drafted, (yield from algorithm._brought_back())
+    return drafted, (yield from algorithm._returned())
 
 
 def never_stopped(right: Any, model: Any, text: Any, length: int, last: Any, running: Any) -> Any:
@@ -135,10 +135,10 @@ def on_the_target_s_unit(patch: pytest.MonkeyPatch) -> None:
 
 VERIFY, AHEAD = (algorithm, "verify"), (algorithm, "_first_ahead")
 FAULTS: list[tuple[str, str, Fault]] = [
-    ("14a", "correction from p", lambda patch: patch.setattr(algorithm, "_in_place_of", corrected_from_p)),
+    ("14a", "correction from p", lambda patch: patch.setattr(algorithm, "_replacement", corrected_from_p)),
     ("14a", "all kept", after(all_kept, *VERIFY)),
     ("14b", "all kept", after(all_kept, *VERIFY)),
-    ("14b", "a position on", after(of_the_first_wrong_law, algorithm, "_in_place_of")),
+    ("14b", "a position on", after(of_the_first_wrong_law, algorithm, "_replacement")),
     ("20a", "one more", after(one_more, pearl, "expected_tokens")),
     ("20b", "one more", after(one_more, pearl, "expected_tokens")),
     ("20d", "late", after(later, pearl, "predict")),

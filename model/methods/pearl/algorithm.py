@@ -187,17 +187,17 @@ class _Draft:
         return Stop((*self.begun, *self.going_on))
 
 
-_Made = tuple[list[Guess], Any]
+_Drafted = tuple[list[Guess], Any]
 """Drafted tokens, and the process that returned them."""
 
 
-def _drafting(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, _Made]:
+def _drafting(model: Model, text: Sequence[int], length: int) -> Generator[Step, Any, _Drafted]:
     """Draft model's part of a lock-step round: the draft is returned as a whole."""
     drafted = yield from draft(model, text, length)
-    return drafted, (yield from _brought_back())
+    return drafted, (yield from _returned())
 
 
-def _first_ahead(model: Model, text: Sequence[int], length: int, last: _Draft, running: _Draft) -> Generator[Step, Any, _Made]:
+def _first_ahead(model: Model, text: Sequence[int], length: int, last: _Draft, running: _Draft) -> Generator[Step, Any, _Drafted]:
     """Draft model's part of a round that a rejection may stop.
 
     Stop the last draft if it is still in progress; return the first token of the new one while another process drafts the rest.
@@ -206,17 +206,17 @@ def _first_ahead(model: Model, text: Sequence[int], length: int, last: _Draft, r
     drafted = yield from draft(model, text, 1)
     if length > 1:
         running.going_on = yield Fork((_drafting(model, [*text, drafted[0].token], length - 1),), (DRAFT_UNIT,))
-    return drafted, (yield from _brought_back())
+    return drafted, (yield from _returned())
 
 
-def _brought_back() -> Generator[Step, Any, Any]:
+def _returned() -> Generator[Step, Any, Any]:
     """Send the drafted tokens to the target's unit; return the process that arrives there, with the draft model's cache."""
-    tasks = yield Fork((_back(),), (TARGET_UNIT,))
+    tasks = yield Fork((_no_steps(),), (TARGET_UNIT,))
     yield Join(tuple(tasks))
     return tasks[0]
 
 
-def _back() -> Steps:
+def _no_steps() -> Steps:
     """A process without steps: it arrives when its transfer over the link ends."""
     yield from ()
 
@@ -231,24 +231,25 @@ def verify(
     whether that token is the drafted one, so that drafting continues after it.
     """
     for kept, guess in enumerate(waiting):
-        own = yield from _in_place_of(guess, out, kept - len(waiting) - 1, sampled)
-        if own is not None:
-            return kept, own, False
+        replacement = yield from _replacement(guess, out, kept - len(waiting) - 1, sampled)
+        if replacement is not None:
+            return kept, replacement, False
     following = yield from arriving
     if not following:
         return len(waiting), (yield Read(SAMPLED if sampled else GREEDY, out)), False
-    own = yield from _in_place_of(following[0], out, -1, sampled)
-    return len(waiting), following[0].token if own is None else own, own is None
+    replacement = yield from _replacement(following[0], out, -1, sampled)
+    accepted = replacement is None
+    return len(waiting), following[0].token if replacement is None else replacement, accepted
 
 
-def _in_place_of(guess: Guess, out: Any, offset: int, sampled: bool) -> Generator[Step, Any, int | None]:
+def _replacement(guess: Guess, out: Any, offset: int, sampled: bool) -> Generator[Step, Any, int | None]:
     """Return the target's token if it rejects the drafted one, None if it accepts it."""
     if not sampled:
-        own: int = yield Read(GREEDY, out, offset)
-        return None if own == guess.token else own
+        likeliest: int = yield Read(GREEDY, out, offset)
+        return None if likeliest == guess.token else likeliest
     p = yield Read("probability", out, offset, token=guess.token)
     q = yield Read("probability", guess.output, guess.offset, token=guess.token)
     if (yield Read("uniform", out, offset)) < p / q:
         return None
-    rejected: int = yield Read("residual", out, offset, against=guess.output, against_offset=guess.offset)
-    return rejected
+    residual: int = yield Read("residual", out, offset, against=guess.output, against_offset=guess.offset)
+    return residual

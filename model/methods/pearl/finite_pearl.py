@@ -155,19 +155,19 @@ def moments(draft_length: int, tokens: int, law: Any, cost: StepCosts) -> Moment
 
 def moments_of_many(choices: Sequence[FiniteChoice]) -> list[Moments]:
     """Return the moments of many decodings, computed together; a law of records gives the mixture of its records."""
-    chains = [_chains(each.law) for each in choices]
-    tables = [round_tables(each.draft_length, each.tokens, each.cost, lockstep=each.lockstep) for each in choices]
-    wanted = [(table, chain) for table, own in zip(tables, chains, strict=True) for chain in own]
-    wanted_in_turn = sorted(range(len(wanted)), key=lambda index: wanted[index][0].waiting.shape[1])
-    found: dict[int, Moments] = {}
-    while wanted_in_turn:
-        longest = wanted[wanted_in_turn[-1]][0]
+    chains = [_chains(choice.law) for choice in choices]
+    tables = [round_tables(choice.draft_length, choice.tokens, choice.cost, lockstep=choice.lockstep) for choice in choices]
+    wanted = [(table, chain) for table, components in zip(tables, chains, strict=True) for chain in components]
+    by_length = sorted(range(len(wanted)), key=lambda index: wanted[index][0].waiting.shape[1])
+    results: dict[int, Moments] = {}
+    while by_length:
+        longest = wanted[by_length[-1]][0]
         size = max(_MOST_CELLS // (longest.waiting.size * (int(longest.waiting.max()) + 1)), 1)
-        wanted_in_turn, part = wanted_in_turn[:-size], wanted_in_turn[-size:]
-        found |= zip(part, _moments_of_chains(*zip(*(wanted[index] for index in part), strict=True)), strict=True)
-    each = iter(found[index] for index in range(len(wanted)))
-    parts = [[next(each) for _ in own] for own in chains]
-    return [own[0] if len(own) == 1 else mixed(own) for own in parts]
+        by_length, part = by_length[:-size], by_length[-size:]
+        results |= zip(part, _moments_of_chains(*zip(*(wanted[index] for index in part), strict=True)), strict=True)
+    in_order = iter(results[index] for index in range(len(wanted)))
+    parts = [[next(in_order) for _ in components] for components in chains]
+    return [part[0] if len(part) == 1 else mixed(part) for part in parts]
 
 
 _MOST_CELLS = 300_000
@@ -195,10 +195,10 @@ def _moments_of_chains(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> 
 
     def expected(by_end: Floats) -> Floats:
         """Mean over the ways in which a round ends; in lock-step, where all are equal, exactly their value."""
-        found: Floats = by_end[KEPT].copy()
+        mean: Floats = by_end[KEPT].copy()
         for end in (WAITING_REJECTED, FIRST_REJECTED):
-            found += rejecting[end] * (by_end[end] - by_end[KEPT])
-        return found
+            mean += rejecting[end] * (by_end[end] - by_end[KEPT])
+        return mean
 
     time = expected(spent)
     mean = (mass * time).sum(axis=(0, 1))
@@ -210,10 +210,10 @@ def _moments_of_chains(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> 
 
 def _side_by_side(arrays: Sequence[NDArray[Any]]) -> Floats:
     """Stack arrays whose last axis is the position along a new last axis; shorter ones are padded with zeros."""
-    found = np.zeros((*arrays[0].shape[:-1], max(each.shape[-1] for each in arrays), len(arrays)))
-    for index, each in enumerate(arrays):
-        found[..., : each.shape[-1], index] = each
-    return found
+    stacked = np.zeros((*arrays[0].shape[:-1], max(array.shape[-1] for array in arrays), len(arrays)))
+    for index, array in enumerate(arrays):
+        stacked[..., : array.shape[-1], index] = array
+    return stacked
 
 
 def _forward(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> tuple[Floats, Floats, Floats]:
@@ -236,16 +236,16 @@ def _forward(tables: Sequence[RoundTables], laws: Sequence[Chain]) -> tuple[Floa
     ends, whole = np.where(inside, before * (1 - kept), 0.0), reached[:, :, -1] * (position[:, 0] < tokens - 1)
     first_drafted = place == waiting[:, :, None]  # the first token drafted in the round
     took = np.where(first_drafted, time[FIRST_REJECTED, :, :, None], time[WAITING_REJECTED, :, :, None])
-    found = np.zeros((2, 2, last + most, len(tables)))  # mass and first moment of the time; phase; position; decoding
-    found[0, PRE, 0] = 1.0
+    starts = np.zeros((2, 2, last + most, len(tables)))  # mass and first moment of the time; phase; position; decoding
+    starts[0, PRE, 0] = 1.0
     for start in range(last - 1):
-        mass, first = found[:, :, start]
+        mass, first = starts[:, :, start]
         rejecting, later = ends[:, start], slice(start + 1, start + 1 + most)
-        found[0, PRE, later] += (mass[:, None] * rejecting).sum(axis=0)
-        found[1, PRE, later] += ((first[:, None] + mass[:, None] * took[:, start]) * rejecting).sum(axis=0)
+        starts[0, PRE, later] += (mass[:, None] * rejecting).sum(axis=0)
+        starts[1, PRE, later] += ((first[:, None] + mass[:, None] * took[:, start]) * rejecting).sum(axis=0)
         for phase in PHASES:
             spent = np.stack([mass[phase], first[phase] + mass[phase] * time[KEPT, phase, start]])
-            found[:, POST, start + 1 + waiting[phase, start], decoding] += spent * whole[phase, start]
-    started = np.where(np.arange(last)[:, None] < tokens, found[:, :, :last], 0.0)  # no rounds after the end
+            starts[:, POST, start + 1 + waiting[phase, start], decoding] += spent * whole[phase, start]
+    started = np.where(np.arange(last)[:, None] < tokens, starts[:, :, :last], 0.0)  # no rounds after the end
     ending = np.stack([np.where(first_drafted, 0.0, ends).sum(axis=2), np.where(first_drafted, ends, 0.0).sum(axis=2)])
     return started[0], started[1], ending

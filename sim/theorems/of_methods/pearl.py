@@ -185,7 +185,7 @@ def slower_than_the_limit(x: Example) -> None:
     at_most("speed-up", float(prediction.plain_latency / prediction.latency), limit, 1e-9)
 
 
-@theorem("20h", "There are at least 1 + ceil((l - 1) / gamma) rounds, if all tokens are accepted, and at most l, if none is.",
+@theorem("20h", "The rounds are between 1 + ceil((l - 1) / gamma), if all tokens are accepted, and l, if none is.",
          source="the first round verifies one token, each later one gamma", given=_decodings)
 def most_and_fewest_rounds(x: Example) -> None:
     n, gamma = size(x), x["draft_length"]

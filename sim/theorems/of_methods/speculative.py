@@ -547,10 +547,10 @@ def _extremes(values: Iterable[int]) -> tuple[int, int]:
 def _rounds(tokens: int, alpha: Fraction, gamma: int) -> list[Fraction]:
     """Return R(0), ..., R(tokens) from their recursion: one round, and the mean rounds of the remaining tokens."""
     chances = [alpha ** (j - 1) * (1 - alpha) for j in range(1, gamma + 1)] + [alpha**gamma]
-    found = [Fraction(0)]
+    means = [Fraction(0)]
     for left in range(1, tokens + 1):
-        found.append(sum((chance * found[left - j] for j, chance in enumerate(chances[:left], start=1)), Fraction(1)))
-    return found
+        means.append(sum((chance * means[left - j] for j, chance in enumerate(chances[:left], start=1)), Fraction(1)))
+    return means
 
 
 def _speeds(alpha: float, c: float) -> formulas.Floats:
