@@ -96,14 +96,14 @@ def numbers(name: str, text: str) -> tuple[int, ...]:
         raise ParameterError(f"{name} must be comma-separated whole numbers, such as 1,4,9, got {shown(text)}") from None
 
 
-def assignments(option: str, texts: Sequence[str] | None) -> Iterator[tuple[str, list[Any]]]:
+def assignments(option: str, pairs: Sequence[str] | None) -> Iterator[tuple[str, list[Any]]]:
     """Parse parameters: KEY=VALUE for option `set`, KEY=VALUES with comma-separated values for the others."""
     from model.base.checks import ParameterError, shown
     from model.base.table_records import parse_value
 
     single, seen = option == "set", set[str]()
     examples = {"sweep": "KEY=VALUES, such as fallback_threshold=0.1,0.3", "forced": "RATE=VALUES, such as match_rate=0.3,0.7"}
-    for text in texts or ():
+    for text in pairs or ():
         key, _, values = (part.strip() for part in text.partition("="))
         if not key or not values:
             form = "KEY=VALUE, such as max_draft_length=8" if single else examples[option]

@@ -313,7 +313,7 @@ def _lines(found: MeasuredRuns) -> Iterator[str]:
     said = found.about
     mode = "" if found.mode == "eager" else f", {found.mode}"
     where = f"{said['machine'].get('name', said['device'])}, {said['dtype']}{mode}"
-    title = f"{where}: medians of repeats (measured), noise: typical deviation of a repeat"
+    title = f"{where}: medians of repeats (measured); noise: median relative deviation"
     rows = []
     for number, each in found.timed.items():
         per_token = each.median() / max(len(each.decoding.tokens) - len(each.decoding.commits[0].tokens), 1)

@@ -48,7 +48,7 @@ class Judged:
     """An output with the target's predictions along it: arrays (tokens,)."""
 
     tokens: tuple[int, ...]
-    own: NDArray[np.int64]
+    greedy: NDArray[np.int64]
     """The target's greedy token at each position, given the output before it."""
     log_likelihood: NDArray[np.float64]
     """Log-likelihood of each token under the target, given the output before it [nats]."""
@@ -56,7 +56,7 @@ class Judged:
     @property
     def agrees(self) -> NDArray[np.bool_]:
         """True at positions where the output is the target's token."""
-        return np.asarray(self.own == np.array(self.tokens))
+        return np.asarray(self.greedy == np.array(self.tokens))
 
 
 def judged(target: Decoder, prompt: Sequence[int], tokens: Sequence[int]) -> Judged:
@@ -158,9 +158,9 @@ def measure(
     if folder.exists() and not resume:
         raise ParameterError(f"{folder.name} holds settings of an interrupted run; resume with --resume, or remove it")
     asked = {"said": dict(said), "prompts": [[*map(int, prompt)] for prompt in prompts], "tokens": tokens}
-    own = _kept(folder / "plain.json", asked, lambda: _own_texts(models["target"], prompts, tokens), list[_Own])
-    _check_texts(own, folder / "plain.json", prompts, tokens, models["target"].vocabulary)
-    begun, rows = [Plain.of(models, prompt, **each) for prompt, each in zip(prompts, own, strict=True)], []
+    plain_runs = _kept(folder / "plain.json", asked, lambda: _plain_runs(models["target"], prompts, tokens), list[_PlainRun])
+    _check_plain_runs(plain_runs, folder / "plain.json", prompts, tokens, models["target"].vocabulary)
+    begun, rows = [Plain.of(models, prompt, **each) for prompt, each in zip(prompts, plain_runs, strict=True)], []
     for number, each in enumerate(settings):
         if report is not None:
             report(number, len(settings), ", ".join(f"{key}={value}" for key, value in each.items()))
@@ -194,7 +194,7 @@ class Plain:
         return cls(judged(models["target"], prompt, tokens), account, seconds)
 
 
-class _Own(TypedDict):
+class _PlainRun(TypedDict):
     """Tokens of plain decoding after a prompt, and its seconds."""
 
     tokens: list[int]
@@ -205,18 +205,18 @@ _Cell = str | int | float | bool | list[Any] | None
 """A value of a row."""
 
 
-def _check_texts(own: Sequence[_Own], path: Path, prompts: Sequence[Any], tokens: int, vocabulary: int) -> None:
+def _check_plain_runs(runs: Sequence[_PlainRun], path: Path, prompts: Sequence[Any], tokens: int, vocabulary: int) -> None:
     """Refuse kept outputs that are impossible for these prompts and this vocabulary."""
-    whole = len(own) == len(prompts)
+    whole = len(runs) == len(prompts)
     if not whole or not all(
         1 <= len(each["tokens"]) <= tokens and min(each["tokens"]) >= 0 and max(each["tokens"]) < vocabulary and each["seconds"] > 0
-        for each in own
+        for each in runs
     ):
         bound = f"up to {tokens} tokens below the vocabulary={vocabulary} and a time above 0 for each of {len(prompts)} prompts"
         raise ParameterError(f"{path.parent.name}/{path.name} must hold {bound}; remove it and resume")
 
 
-def _own_texts(target: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -> list[dict[str, Any]]:
+def _plain_runs(target: Decoder, prompts: Sequence[Sequence[int]], tokens: int) -> list[dict[str, Any]]:
     """Tokens and seconds of plain decoding, for each prompt."""
     found = _decoded(registry.PLAIN, {"target": target}, prompts, tokens, {})
     return [{"tokens": [*each.tokens], "seconds": each.seconds} for each in found]
@@ -279,8 +279,8 @@ def _billed(
         shapes = {role: transformer.from_config(each.config.to_dict(), "float32") for role, each in models.items()}
     except ParameterError:
         return {"flops_over_plain": None, "weight_bytes_over_plain": None}
-    own, other = account.bill(shapes), bare.bill(shapes)
-    return {name + "_over_plain": over(getattr(own, name), getattr(other, name)) for name in ("flops", "weight_bytes")}
+    work, other = account.bill(shapes), bare.bill(shapes)
+    return {name + "_over_plain": over(getattr(work, name), getattr(other, name)) for name in ("flops", "weight_bytes")}
 
 
 def _decided(method: str, found: Sequence[Decoding]) -> dict[str, Any]:

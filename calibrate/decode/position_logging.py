@@ -168,16 +168,16 @@ def _written(
     """Generate sequences; return them and the states before the first and after every layer: shapes (sequences, tokens, hidden)."""
     import torch
 
-    texts = [list(prompt) for prompt in prompts.values()]
+    sequences = [list(prompt) for prompt in prompts.values()]
     layers, numbers = LayerSpan(0, target.layers), tuple(range(len(prompts)))
-    (width,) = {len(text) for text in texts}
+    (width,) = {len(sequence) for sequence in sequences}
     lucks = [Luck(seed, number) for number in prompts]
     rows = target.rows()
     if width > 1:
-        tokens_before = tuple(token for text in texts for token in text[:-1])
+        tokens_before = tuple(token for sequence in sequences for token in sequence[:-1])
         target.run(tokens_before, 0, layers, rows, batch=Batch.uniform(numbers, 0, width - 1))
     columns: list[list[Tensor]] = []
-    last = tuple(text[-1] for text in texts)
+    last = tuple(sequence[-1] for sequence in sequences)
     for at in range(width - 1, width - 1 + tokens):
         seen: list[Tensor] = []
         state = target.run(last, at, layers, rows, batch=Batch.uniform(numbers, at), seen=seen)
@@ -189,12 +189,12 @@ def _written(
             scores = logits.double().cpu().numpy()
             draws = [luck.draw("target: sample", at + 1) for luck in lucks]
             last = tuple(drawn(sampling.law(row), draw) for row, draw in zip(scores, draws, strict=True))
-        for text, token in zip(texts, last, strict=True):
-            text.append(token)
-        if target.ends and all(any(end in text[width:] for end in target.ends) for text in texts):
+        for sequence, token in zip(sequences, last, strict=True):
+            sequence.append(token)
+        if target.ends and all(any(end in sequence[width:] for end in target.ends) for sequence in sequences):
             break
     whole = [torch.stack([column[layer] for column in columns], dim=1) for layer in range(target.layers + 1)]
-    return [text[width:] for text in texts], whole
+    return [sequence[width:] for sequence in sequences], whole
 
 
 def _by_layer(target: Decoder, states: list[Tensor], chosen: Tensor, spent: Spent) -> dict[str, Any]:

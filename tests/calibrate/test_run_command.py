@@ -72,7 +72,7 @@ def test_medians_are_printed_as_a_table(asked: list[Any], tmp_path: Path) -> Non
     done = invoke("ppd", "--set", "exit_layer=6", "--set", "candidates=2", "-o", out)
     assert done.exit_code == 0, done.output
     title, head, *lines, last = done.stdout.splitlines()
-    assert title == "a chip, float16: medians of repeats (measured), noise: typical deviation of a repeat"
+    assert title == "a chip, float16: medians of repeats (measured); noise: median relative deviation"
     assert head.split("  ")[0] == "method"
     assert [*filter(None, head.split("  "))][-1].strip() == "disturbed"
     cells = [[each.strip() for each in line.split("  ") if each.strip()] for line in lines]
