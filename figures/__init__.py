@@ -115,11 +115,10 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
     if lossy.height and few:
         yield from _of_lossy(rows)
     if (spread := folder / "distribution.parquet").exists():
-        latencies = _stored(spread, {"point": int, "view": str, "latency_layers": float})
+        timed = _columns_of_times(spread)
+        latencies = _stored(spread, {"point": int, "view": str} | (dict.fromkeys(timed, float) if len(timed) == 1 else {}))
         # The first point whose latency varies: where all decodings take equally long there is no distribution to draw.
-        time = pl.col("latency_layers")
-        time = pl.coalesce(time, "latency_s") if "latency_s" in latencies.columns else time
-        points = latencies.filter(time.n_unique().over("point") > 1)
+        points = latencies.filter(pl.coalesce(timed).n_unique().over("point") > 1)
         first = points.filter(pl.col("point").eq_missing(points["point"].min()))
         if "paths" in first["view"]:
             first = first.filter(pl.col("view") != "events")  # the same decodings, but fewer
@@ -127,6 +126,14 @@ def _of_run(folder: Path, rows: pl.DataFrame) -> Drawn:
             yield f"distribution_point_{first['point'][0]}", latency_distribution.draw(latency_distribution.described(first, rows))
     if (lengths := folder / "accepted.parquet").exists():
         yield from _of_accepted(_stored(lengths, {"point": int, "view": str}), drafting, rows)
+
+
+def _columns_of_times(path: Path) -> list[str]:
+    """Return the columns of a table of latencies that have times: points on hardware are in seconds, others in layer-times."""
+    found = _stored(path, {"point": int, "view": str})
+    known = [name for name in ("latency_layers", "latency_s") if name in found.columns and found[name].count()]
+    complete = [name for name in known if not found[name].null_count()]
+    return complete[:1] or known or ["latency_layers"]
 
 
 MOST_ROWS = 1_000_000

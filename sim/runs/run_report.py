@@ -256,7 +256,8 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
         known = table.select(pl.col("outcomes_source").drop_nulls().unique()).collect()["outcomes_source"]
         kinds = [rate.word for kind in KINDS.values() for rate in kind.rates if rate.word and rate.column in names]
         of = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
-        lines.append(f"{of} rates: {', '.join(sorted({str(source).partition(':')[0] for source in known}))}")
+        sources = {part.partition(":")[0].strip() for source in known for part in str(source).split(";")}
+        lines.append(f"{of} rates: {', '.join(sorted(sources))}")
     if "outcomes_note" in names:
         notes = table.select(pl.col("outcomes_note").drop_nulls().unique(maintain_order=True)).collect()["outcomes_note"].to_list()
         lines += notes[:MOST_NOTES]
@@ -291,7 +292,7 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     if "paths_difference" in names and _one(table, pl.col("paths_difference").count()):
         runs = int(_one(table, pl.col("replications").filter(pl.col("paths_difference").is_not_null()).sum()))
         worst = float(_one(table, pl.col("paths_difference").max()))
-        agree = "are equal to the last bit" if worst == 0 else f"differ by at most {worst:.2g} layer-times"
+        agree = "are equal to the last bit" if worst == 0 else f"differ by at most {worst:.2g}{' s' if 'seconds_error' in names else ' layer-times'}"
         lines.append(f"events and paths {agree} on all {runs:,} decodings that both simulated")
     return lines + _of_waiting(table, names)
 
