@@ -447,7 +447,7 @@ def test_the_command_line_times_a_method(tmp_path: Path) -> None:
     ([], "METHOD or --plan"),
     (["speculative", "--plan", "x.toml"], "got both"),
     (["--plan", "missing.toml"], "there is no missing.toml"),
-    (["--plan", "missing.toml", "--set", "a=1"], "--set is of one METHOD"),
+    (["--plan", "missing.toml", "--set", "a=1"], "--set is used only with METHOD"),
     (["speculative", "--model", "llama-68m", "--draft", "llama-68m", "--set", "draft_length=2"], "a shape without weights"),
     (["ppd", "--set", "exit_layer=1", "--set", "candidates=1", "--model", "llama-68m", "--forced", "acceptance_rate=0.5"],
      "acceptance_rate is not an outcome"),
@@ -458,8 +458,8 @@ def test_the_command_line_times_a_method(tmp_path: Path) -> None:
      "device must be cuda for a run over streams, got 'cpu'"),
     (["ppd", "--set", "exit_layer=6", "--set", "candidates=1", "--unit-kind", "threads"], "unknown unit_kind 'threads'"),
     (["autoregressive", "--unit-kind", "processes"],
-     "unit_kind is for methods that hold several units, and autoregressive holds one"),
-    (["--plan", "missing.toml", "--unit-kind", "streams"], "--unit-kind is of one METHOD"),
+     "unit_kind is for methods that use several units, and autoregressive uses one"),
+    (["--plan", "missing.toml", "--unit-kind", "streams"], "--unit-kind is used only with METHOD"),
     (["autoregressive", "--limit", "1", "--tokens", "100000"], "positions"),
 ])  # fmt: skip
 def test_errors_are_one_line_and_leave_no_files(arguments: list[str], said: str, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_measured_runs_a_thousand_times_too_long_are_refused_by_row(tmp_path: Pa
                 run_comparison.compare(found, clock)
             assert str(error.value) == (
                 f"row {late}, column seconds: must be at most {most:.3g}, a hundredth of the device's peaks and 0.0001 s"
-                f" an operation, got {said:.4g}; look at their unit"
+                f" an operation, got {said:.4g}; check the unit"
             )
 
 

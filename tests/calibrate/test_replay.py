@@ -90,7 +90,7 @@ CHOICES = st.one_of(
     some("ppd", form=st.just("nested"), exit_layer=st.just(1), candidates=whole(1, 2)),
     some("ppd", form=st.just("flat"), exit_layer=whole(1, LAYERS), candidates=whole(1, 4), sampled=flags, batched=flags),
     some("speculative", draft_length=whole(0, 7), sampled=flags, placement=placements),
-    some("pearl", draft_length=whole(1, 5), sampled=flags),
+    some("pearl", draft_length=whole(1, 9), sampled=flags, draft_stop=st.sampled_from(["round", "rejection"])),
     some("adaptive", policy=st.just("heuristic"), max_draft_length=whole(5, 9), sampled=flags, placement=placements),
     some("adaptive", policy=st.just("confidence"), confidence_threshold=st.floats(0.01, 1), sampled=flags),
     some("adaptive", policy=st.sampled_from(["gradient", "optimum"]), believed_cost_ratio=st.floats(0.01, 1)),

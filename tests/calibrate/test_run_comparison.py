@@ -456,7 +456,7 @@ def test_parts_missing_in_the_profile_are_reported(tmp_path: Path) -> None:
         profile_files.save(lacking if role == "target" else profiles[role], tmp_path)
     about = dict(found.about) | {"profiles": {role: f"made-{role}.json" for role in ("target", "draft")}}
     path = measured_runs.save(MeasuredRuns(found.log, found.table, about), tmp_path / "own.json")
-    assert "counted as nothing: head of the target (speculative)" in " ".join(invoke(path).output.split())
+    assert "not measured in the profile, assumed 0: head of the target (speculative)" in " ".join(invoke(path).output.split())
 
 
 # --- Mismatches ---
@@ -486,7 +486,7 @@ def test_every_model_needs_its_profile() -> None:
     found, profiles = some_runs()
     with pytest.raises(ParameterError, match="profile of the draft is required"):
         run_comparison.compare(found, {"target": profiles["target"]})
-    with pytest.raises(ParameterError, match="given for the medium, which the runs have not"):
+    with pytest.raises(ParameterError, match="given for the medium, which the runs do not have"):
         run_comparison.compare(found, profiles | {"medium": profile_of("medium")})
 
 
@@ -516,7 +516,7 @@ def test_the_command_line_compares_writes_and_keeps_a_page(tmp_path: Path) -> No
     assert result.stdout.splitlines()[-2:] == [str(tmp_path / "errors.csv"), str(page)]
     text = page.read_text()
     assert text.startswith("# Before\n\nwhat others say\n")
-    assert "## Predicted against real" in text
+    assert "## Predicted against measured" in text
     assert invoke(path, "--page", page, "--check").exit_code == 0
     page.write_text(text.replace("speculative", "speculativ"))
     assert invoke(path, "--page", page, "--check").exit_code == 1
@@ -535,7 +535,7 @@ def test_a_mismatch_is_accepted_on_request(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     marks = pl.read_csv(out)["mismatch"].to_list()
     assert len(marks) == 4
-    assert all("dtype must be float64, as of the runs, got float32 in made-target" in mark for mark in marks)
+    assert all("dtype must be float64, as in the runs, got float32 in made-target" in mark for mark in marks)
 
 
 @pytest.mark.parametrize(("change", "arguments", "said"), [
@@ -629,7 +629,7 @@ def test_reads_that_depend_on_times_are_refused() -> None:
     cost = ReplayedSeconds(
         {"target": ProfileCosts(profiles(first_read=0.02)["target"])}
     )  # a later read stops the others later
-    with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) does not: nobody has logged a further top"):
+    with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) do: nobody has logged a further top"):
         run_comparison.predict(found, cost, 31)
 
 
@@ -666,7 +666,7 @@ def test_the_printed_tables_agree_with_the_rows() -> None:
     text = io.StringIO()
     comparison_report.show(table, dict(found.about), Console(file=text, width=250, highlight=False))
     lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
-    assert "method settings runs median nine of ten worst bias noise bound held" in lines
+    assert "method settings runs median 90th percentile worst bias noise bound within bound" in lines
     for row in prediction_error.by_method(table):
         errors = " ".join(f"{row[name]:.1%}" for name in ("median_error", "p90_error", "worst_error", "bias", "noise", "bound"))
         assert f"{row['method']} {row['settings']} {row['runs']} {errors} {'yes' if row['held'] else 'NO'}" in lines
@@ -677,7 +677,7 @@ def test_the_printed_tables_agree_with_the_rows() -> None:
         times = " ".join(f"{1e3 * row[name]:.1f} ms" for name in ("predicted_s", "measured_s"))
         said = f"{row['method']} {row['settings'] or '-'} a prompt with a very lon {times} {row['error']:.1%} {row['noise']:.1%}"
         assert line == said
-    assert " ".join(["method", *PARTS, "whole contention"]) in lines
+    assert " ".join(["method", *PARTS, "total contention"]) in lines
     for method in dict.fromkeys(table["method"]):
         own = table.filter(table["method"] == method)
         cells = []
@@ -688,11 +688,11 @@ def test_the_printed_tables_agree_with_the_rows() -> None:
         assert " ".join([method, *cells, f"{slower:.1f}" if slower else "-"]) in lines
     pairs, right = prediction_error.ranking(table)
     assert pairs
-    said = f"{right} of {pairs} pairs ({right / pairs:.1%}) that differ by more than twice the noise are ordered rightly"
+    said = f"{right} of {pairs} pairs ({right / pairs:.1%}) that differ by more than twice the noise are ranked correctly"
     assert f"ranking: {said}" in lines
     page = [*comparison_report.markdown([("own", table, dict(found.about) | {"mode": "cuda-graph", "devices": ["cuda:0", "cpu"]})])]
     assert page[0] == f"### own: {found.about['machine']['name']}, float32, cuda-graph, processes on cuda:0"
-    said = f"Of {pairs} pairs of settings that differ by more than twice the noise {right / pairs:.1%} are ordered rightly."
+    said = f"Of {pairs} pairs of settings that differ by more than twice the noise {right / pairs:.1%} are ranked correctly."
     assert said in page[2]
     far = pl.when(pl.col("method") == "ppd-processes").then(0.3).otherwise("error")  # an error beyond its bound
     for shown in (table, table.with_columns(error=far)):

@@ -228,7 +228,7 @@ def test_fit_to_one_layer_prints_scenario_keys(tmp_path: Path, monkeypatch: pyte
     assert {*keys} == {*fits.KEYS}
     assert keys["memory_error"] == fits.ADAPTED["error"]
     assert 0.82 < keys["memory_efficiency"] < 0.9
-    assert "measure a layer of 512 tokens" in done.stdout
+    assert "measure a layer at 512 tokens" in done.stdout
     both = CliRunner().invoke(app, [*FIT, "--layer", "h100,llama-2-7b,1,177e-6", "--product", "h100,2048,4096,4096,110e-6"])
     assert tomllib.loads(both.stdout)["compute_error"] == fits.ADAPTED["compute_error"]
 
@@ -442,16 +442,16 @@ def test_fit_to_measured_times_prints_line_by_line(monkeypatch: pytest.MonkeyPat
         "memory_efficiency": "memory", "compute_efficiency": "compute", "elementwise_efficiency": "elementwise",
         "launch_s": "launch", "memory_error": "error", "compute_error": "compute_error",
     }  # fmt: skip
-    expected = ["# 2 measured on h100; in brackets what comes along, of other GPUs"]
+    expected = ["# 2 measured on h100; in brackets the bundled values, fitted to other GPUs"]
     expected += [f"{key} = {getattr(found, name):.4g}  # [{getattr(usual, name):.4g}]" for key, name in keys.items()]
     for cell, tokens in zip(cells, (1, 4), strict=True):
         was, now = (cell.predicted(each) / cell.seconds - 1 for each in (usual, found))
-        expected.append(f"# over {tokens} tokens: {was:+.1%} with what comes along, {now:+.1%} now")
-    expected.append("# nothing given says how fast arithmetic is: measure a layer of 512 tokens")
+        expected.append(f"# error at {tokens} tokens: {was:+.1%} with the bundled values, {now:+.1%} now")
+    expected.append("# no time given is limited by arithmetic: measure a layer at 512 tokens")
     done = CliRunner().invoke(app, [*FIT, *given])
     assert (done.exit_code, done.stderr, done.stdout.splitlines()) == (0, "", expected)
     wide = CliRunner().invoke(app, [*FIT, "--product", "h100,2048,4096,4096,110e-6"])
-    assert wide.stdout.splitlines()[-1] == "# nothing given says how fast reading the weights is: measure a layer of 1 token"
+    assert wide.stdout.splitlines()[-1] == "# no time given is limited by reading the weights: measure a layer at 1 token"
 
 
 def test_a_held_out_gpu_is_not_used_in_the_fit() -> None:
@@ -494,7 +494,7 @@ def test_fit_command_prints_errors_on_unseen_models_and_gpus(
     for name in fits.OF_LAYERS:
         scale = 1e6 if name.endswith("launch") else 1
         fitted, usual = (f"{scale * getattr(each, name):.3f}" for each in (law, Efficiency()))
-        assert re.search(rf"^  {name} +{fitted}.* comes along: {usual}", done.stdout, re.MULTILINE)
+        assert re.search(rf"^  {name} +{fitted}.* bundled: {usual}", done.stdout, re.MULTILINE)
     assert f"fitted to {sum(each.tokens.size for each in measured)} layers and " in done.stdout
 
 
@@ -721,14 +721,14 @@ def test_an_outdated_page_is_reported(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "PAGE.md does not exist" in missing.stderr
     written = call(*arguments)
     assert written.exit_code == 0
-    assert "asked, and missed: Something: poor, median 30.0 %" in written.stdout
+    assert "bound missed: Something: poor, median 30.0 %" in written.stdout
     assert path.read_text(encoding="utf-8") == page.text([claim(GOOD, POOR)])
     assert call(*arguments, "--check").exit_code == 0
     for old in (path.read_text(encoding="utf-8").replace("30.0 %", "29.0 %"), path.read_text(encoding="utf-8") + "\n\n"):
         path.write_text(old, encoding="utf-8")
         stale = call(*arguments, "--check")
         assert stale.exit_code == 1
-        assert stale.stderr.startswith("stale: PAGE.md")
+        assert stale.stderr.startswith("out of date: PAGE.md")
         assert path.read_text(encoding="utf-8") == old
         call(*arguments)
 

@@ -1,4 +1,4 @@
-"""Costs that depend on the position, of PEARL: formula, paths and events price each pass where it stands."""
+"""PEARL with costs that depend on the position: formula, paths and events price each pass at its position."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from model.costs.pass_seconds import PassSeconds
 from model.hardware.cost_models import UniformLayers
 from model.interpret.simulated_answers import DraftOutcomes, World
 from model.methods.pearl import paths, theory
-from model.methods.pearl.algorithm import Parameters, decode
+from model.methods.pearl.algorithm import DRAFT_STOPS, REJECTION, ROUND, Parameters, decode
 from model.methods.prediction import MethodChoice, PredictionPoints, one_by_one
 from model.outcomes.outcome_laws import ByPosition, Iid, Markov, Replay
 from model.outcomes.random_streams import BLOCK
@@ -51,11 +51,11 @@ def chance_of(law: Any, path: tuple[bool, ...]) -> float:
     return math.prod(float(rate if hit else 1 - rate) for rate, hit in zip(rates, path, strict=True))
 
 
-@given(costs, st.integers(1, 6), st.integers(1, 4), st.sampled_from([*LAWS]), st.booleans())
-@settings(max_examples=examples(25), deadline=None)
-def test_all_views_price_each_pass_where_it_stands(cost: PassSeconds, tokens: int, gamma: int, kind: str, sampled: bool) -> None:
-    """All paths are played on units: paths agree on each, the formula's mean and variance are those over all."""
-    parameters, law = Parameters(LAYERS, gamma, sampled=sampled), LAWS[kind]
+@given(costs, st.integers(1, 6), st.integers(1, 4), st.sampled_from([*LAWS]), st.sampled_from(DRAFT_STOPS))
+@settings(max_examples=examples(40), deadline=None)
+def test_all_views_price_each_pass_at_its_position(cost: PassSeconds, tokens: int, gamma: int, kind: str, stop: str) -> None:
+    """Paths agree with the simulator on every path; the formula gives the mean and variance over all of them."""
+    parameters, law = Parameters(LAYERS, gamma, sampled=gamma % 2 == 0, draft_stop=stop), LAWS[kind]
     every = [*itertools.product((False, True), repeat=tokens - 1)]
     runs = [simulated(parameters, tokens, cost, (*each, False)) for each in every]
     times, held = np.array([run.latency for run in runs]), np.array([run.busy for run in runs])
@@ -64,34 +64,40 @@ def test_all_views_price_each_pass_where_it_stands(cost: PassSeconds, tokens: in
     tally = paths.walk(parameters, tokens, cost, iter([lambda _, row=row: row for row in block]))
     np.testing.assert_allclose(tally.time[: len(every)], times, rtol=1e-12)
     np.testing.assert_allclose(tally.busy[: len(every)], held, rtol=1e-12)
+    work = np.array([theory.operations(parameters, cost, run.rounds, run.account) for run in runs])
+    np.testing.assert_allclose(tally.operations[: len(every)], work, rtol=1e-12)
     chance = np.array([chance_of(law, each) for each in every])
     found = theory.predict(parameters, tokens, law, cost)
     assert float(found.latency) == pytest.approx(float(chance @ times), rel=1e-12)
     assert float(found.busy) == pytest.approx(float(chance @ held), rel=1e-12)
+    assert found.operations is not None
+    assert float(found.operations) == pytest.approx(float(chance @ work), rel=1e-12)
     assert float(found.latency_variance) == pytest.approx(float(chance @ times**2 - (chance @ times) ** 2), abs=1e-9)
     slowest, busiest = theory.slowest(parameters, tokens, cost)
     assert times.max() <= slowest * (1 + 1e-12)
     assert held.max() <= busiest * (1 + 1e-12)
 
 
-def test_a_long_decoding_has_the_same_rounds_on_units() -> None:
-    """And the draft model is the slower of both in some rounds, the target in others."""
-    cost, tokens, gamma = growing(LAYERS, draft=0.55, link=0.2, draft_devices=0.25), 60, 3
+@pytest.mark.parametrize("stop", DRAFT_STOPS)
+def test_paths_agree_with_simulator_on_long_decoding(stop: str) -> None:
+    """The draft model is slower than the target in some rounds, faster in others."""
+    cost, tokens, parameters = growing(LAYERS, draft=0.55, link=0.2, draft_devices=0.25), 60, Parameters(LAYERS, 3, draft_stop=stop)
     rng = np.random.default_rng(1)
     block = rng.random((tokens - 1, BLOCK)) < np.linspace(0.2, 1, BLOCK)
-    tally = paths.walk(Parameters(LAYERS, gamma), tokens, cost, iter([lambda _, row=row: row for row in block]))
+    tally = paths.walk(parameters, tokens, cost, iter([lambda _, row=row: row for row in block]))
     for index in range(0, BLOCK, BLOCK // 5):
-        run = simulated(Parameters(LAYERS, gamma), tokens, cost, (*block[:, index].tolist(), False))
+        run = simulated(parameters, tokens, cost, (*block[:, index].tolist(), False))
         assert (float(tally.time[index]), float(tally.busy[index])) == pytest.approx((run.latency, run.busy), rel=1e-12)
 
 
-def test_many_points_are_what_each_is_alone() -> None:
-    """Of uniform costs beside others, of several lengths and drafts."""
+def test_predict_points_equals_single_predictions() -> None:
+    """Uniform and position-dependent costs, several lengths and drafts."""
     laws = [Iid(0.7), LAWS["replay"], LAWS["markov"]]
     prices = (growing(LAYERS, draft=0.4, link=0.3), growing(LAYERS, draft=1.2, prompt=9), UnitCost(LAYERS, cost_ratio=0.25))
     choices = [
-        MethodChoice(Parameters(LAYERS, gamma), tokens, cost) for gamma in (1, 3) for tokens in (1, 4, 7) for cost in prices
-    ]
+        MethodChoice(Parameters(LAYERS, gamma, draft_stop=stop), tokens, cost)
+        for gamma, stop in ((1, ROUND), (3, ROUND), (3, REJECTION)) for tokens in (1, 4, 7) for cost in prices
+    ]  # fmt: skip
     choice, law = (each.reshape(-1) for each in np.indices((len(choices), len(laws))))
     together = theory.predict_points(PredictionPoints(choices, laws, choice, law))
     alone = one_by_one(theory.predict, PredictionPoints(choices, laws, choice, law))
@@ -99,8 +105,8 @@ def test_many_points_are_what_each_is_alone() -> None:
         assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-12, abs=1e-9, nan_ok=True), name
 
 
-def test_passes_that_take_the_same_everywhere_are_the_papers_own() -> None:
-    """In seconds, and in layer-times, one is the other times the seconds of a layer."""
+def test_constant_costs_in_seconds_equal_layer_times() -> None:
+    """Times in seconds equal layer-times multiplied by the seconds of a layer."""
     target, draft = (UniformLayers(growing(depth).of["target"].shape, 0.002) for depth in (LAYERS, 1))
     seconds = PassSeconds({"target": target, "draft": draft}, prompt=7, link=0.003, draft_devices=0.5)
     layers = UnitCost(LAYERS, cost_ratio=1 / LAYERS, link=1.5, draft_devices=0.5)

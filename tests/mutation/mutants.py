@@ -28,7 +28,7 @@ PPD = ("model/test_stages.py", "model/test_ppd.py", "model/test_interpreter_coun
 ARGUMENTS = "project/test_arguments.py"
 HIERARCHICAL = ("model/test_hierarchical.py", "sim/test_hierarchical_exact.py")
 ADAPTIVE = ("model/test_adaptive.py", "model/test_draft_length_policies.py")
-BEAM = ("model/test_beam.py",)
+BEAM = ("model/test_beam.py", "model/test_position_costs_beam.py")
 HARDWARE = ("model/test_cost_models.py",)
 TESTS = {
     "model.methods.ppd.theory": PPD,
@@ -42,7 +42,7 @@ TESTS = {
     "model.costs.width_curve": ("model/test_width_curve.py",),
     "model.methods.hierarchical.algorithm": HIERARCHICAL,
     "model.methods.hierarchical.theory": (ARGUMENTS, *HIERARCHICAL, ACCOUNT),
-    "model.methods.hierarchical.finite_hierarchical": HIERARCHICAL,
+    "model.methods.hierarchical.finite_hierarchical": ("model/test_position_costs_hierarchical.py", *HIERARCHICAL),
     "model.methods.adaptive.algorithm": ADAPTIVE,
     "model.methods.adaptive.theory": (ARGUMENTS, *ADAPTIVE, ACCOUNT),
     "model.methods.adaptive.draft_length_policies": ADAPTIVE,

@@ -91,6 +91,7 @@ ELEMENTWISE: list[tuple[Callable[..., Any], dict[str, Domain], dict[str, Any]]] 
     (bild.effective_cost_ratio, {"speed": POSITIVE, **SEGMENT}, {}),
     (pearl.expected_tokens, {"acceptance_rate": RATE, "draft_length": COUNT}, {}),
     (pearl.speedup, {"acceptance_rate": RATE, "draft_length": COUNT, "cost_ratio": RATIO}, {}),
+    (pearl.speedup, {"acceptance_rate": RATE, "draft_length": COUNT, "cost_ratio": RATIO}, {"draft_stop": "rejection"}),
     (ppd.expected_runs, {"tokens": COUNT, "match_rate": RATE}, {}),
     (ppd.relative_latency, {"match_rate": RATE}, {}),
     (ppd.mean_busy_units, {"match_rate": RATE, "candidates": COUNT}, {}),

@@ -1,4 +1,4 @@
-"""The text of speculative decoding has the target's law, as fractions; each known way to lose that is found, and by how much."""
+"""The output of speculative decoding has the target's distribution, in exact fractions; each known mistake is found."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -26,7 +26,7 @@ def laws(words: int = 2) -> st.SearchStrategy[Law]:
 
 
 def decoding(p: Law, q: Law, gamma: int, tokens: int, *, sampled: bool = True, stop: int | None = None) -> Texts:
-    """The law of the text where both models say the same after any text."""
+    """Distribution of the output if the models' distributions do not depend on the context."""
     parameters = speculative.Parameters(2, gamma, sampled)
     models = {"target": lambda text: p, "draft": lambda text: q}
     ends = () if stop is None else (stop,)
@@ -34,7 +34,7 @@ def decoding(p: Law, q: Law, gamma: int, tokens: int, *, sampled: bool = True, s
 
 
 def bias(p: Law, q: Law, gamma: int = 1, tokens: int = 2) -> Fraction:
-    """Distance of the law of the text from the target's own."""
+    """Distance of the output's distribution from the target's."""
     return distance(decoding(p, q, gamma, tokens), own_law(lambda text: p, PROMPT, tokens))
 
 
@@ -45,7 +45,7 @@ def first_token(texts: Texts, token: int) -> Fraction:
 # --- The interpreter ---
 
 
-def test_plain_decoding_has_the_law_and_the_greedy_text_of_its_model() -> None:
+def test_plain_decoding_has_the_law_of_its_model() -> None:
     def says(text: tuple[int, ...]) -> Law:
         return (THIRD, 1 - THIRD) if sum(text) % 2 else (HALF, HALF)
 
@@ -58,7 +58,7 @@ def test_plain_decoding_has_the_law_and_the_greedy_text_of_its_model() -> None:
     assert sum(law.values()) == 1
 
 
-def test_every_way_is_followed_once_and_their_chances_add_up() -> None:
+def test_every_path_is_followed_once_and_probabilities_sum_to_1() -> None:
     parameters, q = speculative.Parameters(1, 2, sampled=True), (HALF, HALF)
     models = {"target": lambda text: (THIRD, 1 - THIRD), "draft": lambda text: q}
     ways = list(endings(lambda: speculative.decode(parameters, PROMPT, 3), models, PROMPT, 3))
@@ -69,7 +69,7 @@ def test_every_way_is_followed_once_and_their_chances_add_up() -> None:
 
 
 def numbers(*bounds: Fraction, at_least: bool = False) -> Callable[[], Steps]:
-    """A process that compares one random number with these bounds, one after another, and puts out what it found."""
+    """A process that compares one random number with these bounds in turn and emits the results."""
 
     def steps() -> Steps:
         out = yield Forward("target", (0,), 0, LayerSpan(0, 1), heads=1)
@@ -79,7 +79,7 @@ def numbers(*bounds: Fraction, at_least: bool = False) -> Callable[[], Steps]:
     return steps
 
 
-def test_a_random_number_remembers_what_it_was_compared_with() -> None:
+def test_random_number_keeps_earlier_comparisons() -> None:
     one = {"target": lambda text: (Fraction(1),)}
 
     def law(*bounds: Fraction, **how: bool) -> Texts:
@@ -92,7 +92,7 @@ def test_a_random_number_remembers_what_it_was_compared_with() -> None:
     assert law(THIRD, at_least=True) == {(0,): THIRD, (1,): 1 - THIRD}
 
 
-def test_the_likeliest_tokens_come_first_and_of_equals_the_first() -> None:
+def test_most_likely_tokens_come_first() -> None:
     def steps() -> Steps:
         out = yield Forward("target", (0,), 0, LayerSpan(0, 1), heads=1)
         best = yield Read("next", out)
@@ -108,11 +108,11 @@ def test_the_likeliest_tokens_come_first_and_of_equals_the_first() -> None:
         pytest.param(Forward("target", (5,), 2, LayerSpan(0, 1), heads=1), CacheError,
                      "a pass at position 2 of a model that has read 1", id="a gap before the pass"),
         pytest.param(Forward("draft", (5,), 0, LayerSpan(0, 1), heads=1), CacheError, r"draft has read .* where the text is",
-                     id="another text than what was put out"),
+                     id="other tokens than those generated"),
         pytest.param(Fork((), ()), TypeError, "Fork", id="sub-processes"),
     ],
 )  # fmt: skip
-def test_a_pass_out_of_place_is_refused(step: Any, error: type[Exception], message: str) -> None:
+def test_pass_at_a_wrong_position_is_refused(step: Any, error: type[Exception], message: str) -> None:
     def steps() -> Steps:
         yield Forward("target", (0,), 0, LayerSpan(0, 1))
         yield step
@@ -122,7 +122,7 @@ def test_a_pass_out_of_place_is_refused(step: Any, error: type[Exception], messa
 
 
 @pytest.mark.parametrize("offset", [-3, -2, 0])
-def test_what_was_not_projected_cannot_be_read(offset: int) -> None:
+def test_positions_without_logits_cannot_be_read(offset: int) -> None:
     def steps() -> Steps:
         out = yield Forward("target", (0, 1), 0, LayerSpan(0, 1), heads=1)
         yield Read("next", out, offset)
@@ -131,7 +131,7 @@ def test_what_was_not_projected_cannot_be_read(offset: int) -> None:
         law_of_text(steps, {"target": lambda text: (HALF, HALF)}, [0, 1], 1)
 
 
-def test_a_pass_cuts_what_its_model_had_read() -> None:
+def test_pass_cuts_the_cache_of_its_model() -> None:
     seen: list[tuple[int, ...]] = []
 
     def says(text: tuple[int, ...]) -> Law:
@@ -150,13 +150,13 @@ def test_a_pass_cuts_what_its_model_had_read() -> None:
     assert seen == [(0,), (0, 1, 1, 1), (0, 1, 0), (0, 1, 0, 0)]
 
 
-def test_there_is_no_correction_where_nothing_can_be_rejected() -> None:
+def test_no_correction_without_rejection() -> None:
     assert residual((HALF, HALF), (THIRD, 1 - THIRD)) == (1, 0)
     with pytest.raises(ArithmeticError, match="zero everywhere"):
         residual((HALF, HALF), (HALF, HALF))
 
 
-def test_distance_is_half_the_sum_of_the_differences() -> None:
+def test_distance_is_half_the_sum_of_differences() -> None:
     assert distance({(0,): HALF, (1,): HALF}, {(0,): THIRD, (2,): 1 - THIRD}) == Fraction(2, 3)
     assert distance({(0,): Fraction(1)}, {(0,): Fraction(1)}) == 0
 
@@ -166,12 +166,12 @@ def test_distance_is_half_the_sum_of_the_differences() -> None:
 
 @settings(max_examples=60)
 @given(p=laws(), q=laws(), gamma=st.integers(0, 3), tokens=st.integers(1, 4), stop=st.sampled_from([None, 0, 1]))
-def test_the_text_has_the_law_of_the_target(p: Law, q: Law, gamma: int, tokens: int, stop: int | None) -> None:
+def test_output_has_the_law_of_the_target(p: Law, q: Law, gamma: int, tokens: int, stop: int | None) -> None:
     assert decoding(p, q, gamma, tokens, stop=stop) == own_law(lambda text: p, PROMPT, tokens, stop)
 
 
 @given(p=laws(3), q=laws(3), gamma=st.integers(0, 3), tokens=st.integers(1, 4), stop=st.sampled_from([None, 0, 1]))
-def test_greedy_the_text_is_certain(p: Law, q: Law, gamma: int, tokens: int, stop: int | None) -> None:
+def test_greedy_output_is_certain(p: Law, q: Law, gamma: int, tokens: int, stop: int | None) -> None:
     want = likeliest_text(lambda text: p, PROMPT, tokens, stop)
     assert decoding(p, q, gamma, tokens, sampled=False, stop=stop) == {want: Fraction(1)}
 
@@ -181,8 +181,8 @@ def test_greedy_the_text_is_certain(p: Law, q: Law, gamma: int, tokens: int, sto
 
 @settings(max_examples=60)
 @given(p=laws(3), q=laws(3))
-def test_a_correction_drawn_from_p_is_wrong_by_half_the_sum_of_min_p_q_less_beta_p(p: Law, q: Law) -> None:
-    """Put out are min(p, q), and (1 - beta) p for what was rejected: right only where min(p, q) = beta p."""
+def test_correction_from_p_is_wrong_by_the_computed_distance(p: Law, q: Law) -> None:
+    """The output is min(p, q), plus (1 - beta) p for rejected tokens: correct only where min(p, q) = beta p."""
     with pytest.MonkeyPatch.context() as patch:
         after(spoiled.changed(correction="sample"), speculative, "verify")(patch)
         found = decoding(p, q, 1, 2)
@@ -192,7 +192,7 @@ def test_a_correction_drawn_from_p_is_wrong_by_half_the_sum_of_min_p_q_less_beta
     assert sum(abs(one - own) for one, own in zip(ones, p, strict=True)) / 2 == off
 
 
-def test_a_correction_drawn_from_p_on_paper() -> None:
+def test_correction_from_p_by_hand() -> None:
     """p even, q = (4/5, 1/5): beta = 7/10; 1/2 + 3/10 * 1/2 of the first word, where 1/2 are due."""
     with pytest.MonkeyPatch.context() as patch:
         after(spoiled.changed(correction="sample"), speculative, "verify")(patch)
@@ -218,7 +218,7 @@ def test_p_and_q_swapped_is_wrong() -> None:
 
 @given(p=laws(3), q=laws(3))
 def test_a_greedy_draft_must_be_tested_as_certain(p: Law, q: Law) -> None:
-    """The likeliest word x of q comes with chance min(1, p / q), where p is due; right only if q(x) is 1 or p(x) is 0 or 1."""
+    """The most likely word x of q has probability min(1, p / q) instead of p; correct only if q(x) is 1 or p(x) is 0 or 1."""
     x = q.index(max(q))
     with pytest.MonkeyPatch.context() as patch:
         after(spoiled.greedy_draft, speculative, "start")(patch)
@@ -228,8 +228,8 @@ def test_a_greedy_draft_must_be_tested_as_certain(p: Law, q: Law) -> None:
     assert first_token(found, x) == min(Fraction(1), p[x] / q[x])
 
 
-def test_a_draft_s_cache_that_lags_is_found() -> None:
-    """Rejected tokens that stay in the draft's cache do no harm to the law, only to acceptance: the text that was read tells."""
+def test_lagging_draft_cache_is_found() -> None:
+    """Rejected tokens left in the draft's cache do not change the distribution, only acceptance; the cached context shows them."""
 
     def never_cut(right: Any, *args: Any) -> Steps:
         steps, answer, held = right(*args), None, 0

@@ -1,15 +1,17 @@
-"""The theorems on PEARL: they hold where they should, fail where they should, and faults refute them."""
+"""Theorems on PEARL: expected verdicts, and faults that refute each theorem."""
 
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from model.costs.layer_times import UnitCost
 from model.methods.pearl import algorithm, paths
 from model.methods.pearl import theory as pearl
-from model.steps import Read
+from model.methods.pearl.finite_pearl import KEPT
+from model.steps import Fork, Join, Read
 from sim.theorems import select
 from sim.theorems.theorem import Theorem
 from tests.support.trying import MANY, Fault, after, checked, comes_out, fails_small, few, one_more, shows
@@ -39,34 +41,35 @@ def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
 # --- Faults ---
 
 
-def all_kept(right: Any, out: Any, waiting: Any, following: Any, sampled: bool) -> Any:
-    """Looks at no drafted token."""
+def all_kept(right: Any, out: Any, waiting: Any, arriving: Any, sampled: bool) -> Any:
+    """Accept all drafted tokens unread."""
+    following = yield from arriving
     if following:
         return len(waiting), following[0].token, True
-    return (yield from right(out, waiting, following, sampled))
+    return (yield from right(out, waiting, arriving, sampled))
 
 
-def never_on(right: Any, out: Any, waiting: Any, following: Any, sampled: bool) -> Any:
-    """Drops what was drafted meanwhile, whatever was kept: pre-verify alone."""
-    kept, token, _ = yield from right(out, waiting, following, sampled)
+def never_on(right: Any, out: Any, waiting: Any, arriving: Any, sampled: bool) -> Any:
+    """Drop the draft in progress in every round, so that only pre-verify occurs."""
+    kept, token, _ = yield from right(out, waiting, arriving, sampled)
     return kept, token, False
 
 
-def first_alone(right: Any, out: Any, waiting: Any, following: Any, sampled: bool) -> Any:
-    """Of a draft that is kept as a whole it puts out the first token alone."""
-    kept, token, goes_on = yield from right(out, waiting, following, sampled)
+def first_alone(right: Any, out: Any, waiting: Any, arriving: Any, sampled: bool) -> Any:
+    """Emit only the first token of a draft that is accepted in full."""
+    kept, token, goes_on = yield from right(out, waiting, arriving, sampled)
     return (0, waiting[0].token, False) if goes_on and waiting else (kept, token, goes_on)
 
 
 def corrected_from_p(guess: Any, out: Any, offset: int, sampled: bool) -> Generator[Any, Any, int | None]:
-    """What replaces a rejected token is drawn from p."""
+    """Draw the replacement of a rejected token from p instead of the residual."""
     p = yield Read("probability", out, offset, token=guess.token)
     q = yield Read("probability", guess.output, guess.offset, token=guess.token)
     return None if (yield Read("uniform", out, offset)) < p / q else (yield Read("sample", out, offset))
 
 
 def of_the_first_wrong_law(right: Any, guess: Any, out: Any, offset: int, sampled: bool) -> Any:
-    """Tests a token by the law one position on, where the pass says one."""
+    """Test a token against the distribution one position later, if the pass gives one."""
     return (yield from right(guess, out, min(offset + 1, -1), sampled))
 
 
@@ -80,22 +83,57 @@ def sooner(right: Any, *args: Any) -> Any:
     return replace(found, latency=found.latency / 2)
 
 
-def a_link_once(right: Any, length: int, tokens: int, cost: UnitCost) -> Any:
-    """Rounds whose drafts are there at once, and take the link on the way back alone."""
-    return right(length, tokens, replace(cost, link=cost.link / 2))
+def a_link_once(right: Any, length: int, tokens: int, cost: UnitCost, *, lockstep: bool) -> Any:
+    """Charge the link once per round instead of twice."""
+    return right(length, tokens, replace(cost, link=cost.link / 2), lockstep=lockstep)
 
 
-def longest_instead(right: Any, length: int, tokens: int, cost: UnitCost) -> Any:
-    """Rounds of one after the other."""
-    found = right(length, tokens, cost)
+def longest_instead(right: Any, length: int, tokens: int, cost: UnitCost, *, lockstep: bool) -> Any:
+    """Charge the draft and the pass in sequence."""
+    found = right(length, tokens, cost, lockstep=lockstep)
     return found._replace(time=found.busy)
+
+
+def as_in_lockstep(right: Any, length: int, tokens: int, cost: UnitCost, *, lockstep: bool) -> Any:
+    """Let every round wait for its draft."""
+    return right(length, tokens, cost)
+
+
+def stopped_at_once(right: Any, length: int, tokens: int, cost: UnitCost, *, lockstep: bool) -> Any:
+    """Stop rejected drafts one link time too early."""
+    found = right(length, tokens, cost, lockstep=lockstep)
+    rejected = np.maximum(found.busy[:KEPT] - (0 if lockstep else cost.link), 0)
+    return found._replace(busy=np.concatenate([rejected, found.busy[KEPT:]]))
+
+
+def first_at_last(
+    right: Any, model: Any, text: Any, length: int, last: Any, running: Any
+) -> Generator[Any, Any, tuple[list[Any], Any]]:
+    """Send the first token only when the others are drafted."""
+    yield last.stop()
+    drafted = yield from algorithm.draft(model, text, 1)
+    if length > 1:
+        rest = algorithm._drafting(model, [*text, drafted[0].token], length - 1)
+        running.going_on = yield Fork((rest,), (algorithm.DRAFT_UNIT,))
+        yield Join(tuple(running.going_on))
+    return drafted, (yield from algorithm._brought_back())
+
+
+def never_stopped(right: Any, model: Any, text: Any, length: int, last: Any, running: Any) -> Any:
+    """Never stop the last draft."""
+    return (yield from right(model, text, length, algorithm._Draft(None), running))
+
+
+def rest_forgotten(right: Any, model: Any, text: Any, length: int, last: Any, running: Any) -> Any:
+    """Draft nothing after the first token."""
+    return (yield from right(model, text, 1, last, running))
 
 
 def on_the_target_s_unit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(algorithm, "DRAFT_UNIT", 0)
 
 
-VERIFY = (algorithm, "verify")
+VERIFY, AHEAD = (algorithm, "verify"), (algorithm, "_first_ahead")
 FAULTS: list[tuple[str, str, Fault]] = [
     ("14a", "correction from p", lambda patch: patch.setattr(algorithm, "_in_place_of", corrected_from_p)),
     ("14a", "all kept", after(all_kept, *VERIFY)),
@@ -104,13 +142,23 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("20a", "one more", after(one_more, pearl, "expected_tokens")),
     ("20b", "one more", after(one_more, pearl, "expected_tokens")),
     ("20d", "late", after(later, pearl, "predict")),
+    ("20d", "never stopped", after(never_stopped, *AHEAD)),
     ("20d", "pre-verify alone", after(never_on, *VERIFY)),
     ("20e", "one more", after(one_more, pearl, "expected_tokens")),
     ("20f", "soon", after(sooner, pearl, "predict")),
     ("20h", "pre-verify alone", after(never_on, *VERIFY)),
     ("20i", "slow passes", after(one_more, UnitCost, "forward")),
+    ("21a", "first token sent at last", after(first_at_last, *AHEAD)),
+    ("21c", "first token sent at last", after(first_at_last, *AHEAD)),
+    ("21c", "one token alone", after(rest_forgotten, *AHEAD)),
+    ("21e", "one token alone", after(rest_forgotten, *AHEAD)),
+    ("21f", "first token sent at last", after(first_at_last, *AHEAD)),
+    ("21f", "never stopped", after(never_stopped, *AHEAD)),
     ("28a", "one unit", on_the_target_s_unit),
     ("28d", "a link once", after(a_link_once, paths, "round_tables")),
+    ("28d", "lock-step", after(as_in_lockstep, paths, "round_tables")),
+    ("28d", "stopped a link early", after(stopped_at_once, paths, "round_tables")),
+    ("28d", "never stopped", after(never_stopped, *AHEAD)),
     ("28d", "one after the other", after(longest_instead, paths, "round_tables")),
     ("28e", "a link once", after(a_link_once, paths, "round_tables")),
     ("28h", "all kept", after(all_kept, *VERIFY)),
@@ -123,5 +171,5 @@ def test_every_positive_theorem_has_a_fault() -> None:
 
 
 @pytest.mark.parametrize(("number", "fault"), [pytest.param(n, fault, id=f"{n}-{what}") for n, what, fault in FAULTS])
-def test_a_fault_refutes_it(number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_refutes_theorem(number: str, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     shows("pearl", number, fault, monkeypatch)

@@ -1,6 +1,7 @@
 """Words that the project does not use, and where they still stand: `python -m tests.support.plain_words [PATH ...]`.
 
-Docstrings, comments and strings of modules, names of tests, pages, scenarios and notebooks are read; published tables and data are not.
+Docstrings, comments and strings of modules, names of tests, pages, scenarios and notebooks are read; published tables and data are
+not.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ PACKAGES = ("model", "sim", "calibrate", "figures", "tests", "notebooks")
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 
 WORDS = {
-    r"luck\w*": "random draws, seed", r"coins?": "random draws", r"sittings?": "measurement session",
-    r"foretell\w*|foretold": "predict", r"whoever|whomever|whatever": "the subject itself", r"nobody|somebody": "the subject itself",
-    r"counts? as nothing|counted as nothing": "assumed 0", r"(comes?|coming|came) along": "bundled", r"put(s|ting)? out": "generate",
-    r"hand(s|ed|ing)? over": "fall back, pass on", r"(take|takes|taking|took|taken) back": "roll back, undo",
-    r"left to chance|dealt|chance decides": "random", r"so many": "the number itself", r"behind": "after",
-    r"beside": "next to, concurrently with", r"texts": "sequences", r"wide pass(es)?": "multi-token pass", r"dear(er|est)?": "expensive",
+    r"luck\w*": "random draws, seed", r"coins?": "random draws", r"left to chance|dealt|chance decides": "random",
+    r"sittings?": "measurement session", r"foretell\w*|foretold": "predict",
+    r"whoever|whomever|whatever|nobody|somebody": "the subject itself", r"so many": "the number itself",
+    r"counts? as nothing|counted as nothing": "assumed 0", r"(comes?|coming|came) along": "bundled",
+    r"put(s|ting)? out": "generate", r"hand(s|ed|ing)? over": "fall back, pass on",
+    r"(take|takes|taking|took|taken) back": "roll back, undo", r"behind": "after", r"beside": "next to, concurrently with",
+    r"texts": "sequences", r"wide pass(es)?": "multi-token pass", r"dear(er|est)?": "expensive",
 }  # fmt: skip
 """Patterns of words, and what to write instead."""
 PATTERN = re.compile(rf"\b(?:{'|'.join(f'(?:{each})' for each in WORDS)})\b", re.IGNORECASE)

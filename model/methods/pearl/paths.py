@@ -1,4 +1,4 @@
-"""PEARL, path by path: the outcome of each position says whether its round goes on, and in which phase the next one starts."""
+"""PEARL on given outcomes: the outcome of each position decides where its round ends and in which phase the next one starts."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ import numpy as np
 
 from model.costs.step_costs import StepCosts
 from model.methods.pearl.algorithm import Parameters
-from model.methods.pearl.finite_pearl import PRE, round_tables
+from model.methods.pearl.finite_pearl import FIRST_REJECTED, KEPT, PRE, WAITING_REJECTED, round_tables
 from model.methods.rounds import Tally
 from model.outcomes.outcome_laws import Outcomes
 from model.outcomes.random_streams import BLOCK
 
 LAST_MATTERS = False
-"""The last token is never a drafted one."""
+"""The outcome of the last position has no effect: the last token is never a drafted one."""
 
 
 def walk(parameters: Parameters, tokens: int, cost: StepCosts, outcomes: Iterator[Outcomes]) -> Tally:
-    """Time, unit-time and rounds of a block of replications, from the outcomes of the first tokens - 1 positions."""
-    tables = round_tables(parameters.draft_length, tokens, cost)
+    """Return the tally of a block of replications, from the outcomes of the first `tokens` - 1 positions."""
+    tables = round_tables(parameters.draft_length, tokens, cost, lockstep=parameters.lockstep)
     start, phase = np.zeros((2, BLOCK), dtype=np.int64)
-    totals = np.zeros((4, BLOCK))
+    time, busy, operations, offered = np.zeros((4, BLOCK))
     counts = np.zeros(parameters.draft_length, dtype=np.int64)
     rounds, everyone = np.zeros(BLOCK), np.arange(BLOCK)
-    charged = tables.time, tables.busy, tables.operations, tables.waiting.astype(np.float64)
     for position in range(tokens):
         place = position - start
         last = place == tables.waiting[phase, start]
         kept = next(outcomes)(place.astype(np.uint8)) if position < tokens - 1 else np.zeros(BLOCK, dtype=np.bool_)
         which = everyone[last | ~kept]
         at = phase[which], start[which]
-        for total, table in zip(totals, charged, strict=True):
-            total[which] += table[at]
+        end = np.where(kept[which], KEPT, np.where(last[which], FIRST_REJECTED, WAITING_REJECTED))
+        for total, table in ((time, tables.time), (busy, tables.busy), (operations, tables.operations)):
+            total[which] += table[end, *at]
+        offered[which] += tables.waiting[at]
         rounds[which] += 1
         counts += np.bincount(place[which], minlength=len(counts))
         phase[which] = np.where(kept[which], 1 - PRE, PRE)
         start[which] = position + 1
-    time, busy, operations, offered = totals
     return Tally(time, busy, operations, rounds, offered, counts)

@@ -1,6 +1,7 @@
 """The theorems on PEARL: the law of its rounds, and that all views tell of one decoding, whose text is the target's.
 
-An example of a law has an acceptance rate, a draft length and a cost ratio; one of a decoding those of `drafting_examples`.
+An example of a law has an acceptance rate, a draft length and a cost ratio; one of a decoding those of `drafting_examples`, and
+perhaps what stops a draft.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from model.methods.pearl import paths as sampler
 from model.methods.pearl import theory as pearl
 from model.methods.speculative import theory as speculative
 from model.outcomes.outcome_laws import Iid
-from model.steps import Fork, Forward, Join, Step, Steps
-from sim.engine.cluster import Cluster
+from model.steps import Fork, Forward, Join, Step, Steps, Stop
+from sim.engine.cluster import STOPS, Cluster
 from sim.engine.events import Run, simulate
 from sim.theorems.drafting_examples import PROMPT, always, drafted, drafting, ends, few, models, pairs, rounds, target_law
 from sim.theorems.output_law import distance, law_of_text, likeliest_text
@@ -45,7 +46,22 @@ def _lengths() -> SearchStrategy[Example]:
 
 
 def _decodings(costs: str = "plain", *, cluster: bool = False, **fields: Any) -> SearchStrategy[Example]:
-    return drafting(9, 4, costs=costs, cluster=cluster, **fields).map(_drafting_some)
+    return drafting(9, 4, costs=costs, cluster=cluster, **({"draft_stop": _stops()} | fields)).map(_drafting_some)
+
+
+def _stops() -> SearchStrategy[str]:
+    return st.sampled_from(algorithm.DRAFT_STOPS)
+
+
+def _stopped() -> SearchStrategy[Example]:
+    """Decodings whose drafts a rejection stops, with costs in quarters."""
+    return _decodings("whole", draft_stop=st.just(algorithm.REJECTION))
+
+
+def _stopped_on(links: str) -> SearchStrategy[Example]:
+    """The same with links of this kind, and units given back at once or later where a process is stopped."""
+    clusters = st.sampled_from(STOPS).map(lambda stop: {"units": 2, "links": links, "stop": stop})
+    return st.builds(lambda x, cluster: {**x, "cluster": cluster}, _stopped(), clusters)
 
 
 def _wide() -> SearchStrategy[Example]:
@@ -55,11 +71,12 @@ def _wide() -> SearchStrategy[Example]:
 
 
 def _all_luck() -> SearchStrategy[Example]:
-    return few(6, 3, costs="tenths", law="any").filter(lambda x: "survival" not in x["law"]).map(_drafting_some)
+    known = few(6, 3, costs="tenths", law="any").filter(lambda x: "survival" not in x["law"]).map(_drafting_some)
+    return st.builds(lambda x, stop: {**x, "draft_stop": stop}, known, _stops())
 
 
 def _models(sampled: bool) -> SearchStrategy[Example]:
-    return pairs(4, 3).map(lambda x: _drafting_some({**x, "sampled": sampled}))
+    return pairs(4, 3, draft_stop=_stops()).map(lambda x: _drafting_some({**x, "sampled": sampled}))
 
 
 def _drafting_some(x: Example) -> Example:
@@ -183,6 +200,50 @@ def never_slower_than_plain(x: Example) -> None:
     at_most("latency", play(x).latency, size(x) * cost(x).target_pass, rounding(x))
 
 
+# --- 21: drafts that a rejection stops ---
+
+
+@theorem("21a", "On two units with a link from each to the other, stopping drafts at rejections takes no longer than lock-step, and"
+         " no more unit-time.", source="by induction over rounds: each ends no later, and its orders arrive no later",
+         given=lambda: _stopped_on("point-to-point"))
+@theorem("21b", "Where both ways share one link, too, stopping drafts at rejections takes no longer than lock-step.",
+         source="false: the first token, sent ahead, holds up the others", given=lambda: _stopped_on("shared"), expect="fails")
+def stopping_takes_no_longer(x: Example) -> None:
+    stopped, lockstep = play(x), play(x, draft_stop=algorithm.ROUND)
+    at_most("latency", stopped.latency, lockstep.latency, rounding(x))
+    at_most("unit-time", stopped.busy, lockstep.busy, rounding(x))
+
+
+@theorem("21c", "Where drafts with their links take no longer than a pass, stopping them at rejections changes nothing: tokens come"
+         " at the same times, and unit-time and passes are the same.", source="nothing is left to be stopped",
+         given=lambda: _stopped().filter(_hidden))
+@theorem("21d", "Stopping drafts at rejections changes nothing, however long they take.",
+         source="false: a round that rejects does not wait for its draft", given=_stopped, expect="fails")
+def nothing_to_stop(x: Example) -> None:
+    stopped, lockstep = play(x), play(x, draft_stop=algorithm.ROUND)
+    equal("times of commits", stopped.commits, lockstep.commits)
+    equal("unit-time", stopped.busy, lockstep.busy, rounding(x))
+    equal("passes", stopped.account.totals(), lockstep.account.totals())
+
+
+@theorem("21e", "Stopping drafts changes no token and no round, on any cluster.",
+         source="a round keeps what the target keeps, however much is drafted after it",
+         given=lambda: _decodings("tenths", cluster=True, draft_stop=st.just(algorithm.REJECTION)))
+def stopping_changes_no_round(x: Example) -> None:
+    stopped, lockstep = play(x), play(x, draft_stop=algorithm.ROUND)
+    equal("tokens", stopped.tokens, lockstep.tokens)
+    equal("rounds", stopped.rounds, lockstep.rounds)
+    equal("tokens of each round", [count for *_, count in stopped.commits], [count for *_, count in lockstep.commits])
+
+
+@theorem("21f", "Where nothing is accepted a round whose draft is stopped takes one draft pass with its links, or the target's pass"
+         " if that takes longer, for any draft length.", source="the first token that is drafted is rejected", given=_stopped)
+def nothing_accepted(x: Example) -> None:
+    prices, n = cost(x), size(x)
+    each = max(prices.target_pass, float(prices.draft_times()) + 2 * prices.link)
+    equal("latency", play(x, accept=[False] * n).latency, (n - 1) * each + prices.target_pass, rounding(x))
+
+
 # --- 28: agreement of the views ---
 
 
@@ -217,7 +278,8 @@ def plain_text(x: Example) -> None:
     work = interpreter.count(steps(x), world(x), n)
     equal("text", run.tokens, [*range(1, n + 1)])
     equal("the counter's text", work.tokens, run.tokens)
-    equal("passes", run.account.totals(), work.account.totals())
+    if choice(x).lockstep:  # what is stopped has come as far as its passes are fast
+        equal("passes", run.account.totals(), work.account.totals())
     equal("rounds", run.rounds, work.rounds)
 
 
@@ -247,7 +309,7 @@ def acceptance_takes_no_longer(x: Example) -> None:
 
 def choice(x: Example) -> algorithm.Parameters:
     """The parameters of an example's decoding."""
-    names = ("layers", "draft_length", "sampled", "draft_layers")
+    names = ("layers", "draft_length", "sampled", "draft_layers", "draft_stop")
     return algorithm.Parameters(**{"layers": 1} | {name: x[name] for name in names if name in x})
 
 
@@ -285,6 +347,8 @@ def in_turn(steps: Steps) -> Generator[Step, Any, Any]:
                     answer.append((yield from in_turn(body)))
             case Join():
                 answer = step.tasks  # what they returned
+            case Stop():
+                answer = None  # they have ended
             case _:
                 answer = yield step
 
