@@ -85,11 +85,13 @@ def run(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Output directory. Default: runs/NAME-HASH.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", help="Worker processes. Default: automatic.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the interrupted run in the output directory.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the size of the run and an estimate of its time; write nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the size of the run and an estimate of its time; write nothing.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm a grid of more than 10 million points.")] = False,
     figures: Annotated[bool, typer.Option(help="Draw the figures.")] = True,
     columns: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Columns to print: names with commas between, or all. Default: the main ones.")
+        str | None, typer.Option(metavar="NAMES", help="Columns to print, separated by commas, or all. Default: the main ones.")
     ] = None,
     methods: Methods = None,
     as_json: Json = False,

@@ -330,12 +330,12 @@ def test_damaged_files_are_refused(finished: tuple[Path, MeasuredRuns], tmp_path
         for each, content in whole.items():
             each.write_bytes(content)
 
-    for name, said in (("runs.parquet", "sha256"), ("runs.reads.json", "log of decisions"), ("runs.json", "JSON")):
+    for name, said in (("runs.parquet", "sha256"), ("runs.reads.json", "read log"), ("runs.json", "JSON")):
         (tmp_path / name).write_bytes(whole[tmp_path / name][:-40])
         with pytest.raises(ParameterError, match=said):
             measured_runs.load(path)
         restored()
-    missing = "is not beside it"
+    missing = "is missing from the same folder"
     for name, said in (("runs.reads.json", missing), ("runs.reads.parquet", missing), ("runs.json", "no such")):
         (tmp_path / name).unlink()
         with pytest.raises(ParameterError, match=said):

@@ -274,7 +274,7 @@ def test_truncated_and_other_files_are_refused(tmp_path: Path) -> None:
     refused("not a decision log", "{}")
     path.with_suffix(".parquet").unlink()
     path.write_text(said)
-    with pytest.raises(ParameterError, match="is not beside it"):
+    with pytest.raises(ParameterError, match="is missing from the same folder"):
         position_log.load(path)
     with pytest.raises(ParameterError, match="unknown log 'famly'"):
         position_log.load("famly")

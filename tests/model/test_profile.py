@@ -200,7 +200,7 @@ def test_damaged_files_are_refused(tmp_path):
         with pytest.raises(ParameterError, match="is not the one that it was written with"):
             profile_files.load(path)
     data.unlink()
-    with pytest.raises(ParameterError, match=r"its table tiny\.parquet is not beside it"):
+    with pytest.raises(ParameterError, match=r"its table tiny\.parquet is missing from the same folder"):
         profile_files.load(path)
     for damaged in ("", text[:100], "[1, 2]", "\x00\x01"):
         path.write_text(damaged)
@@ -486,7 +486,7 @@ def test_messages_about_files(written, tmp_path):
         assert refusal(profile_files.load, path) == f"tiny.json: {message}"
     path.write_text(json.dumps(good))
     (tmp_path / "tiny.parquet").unlink()
-    assert refusal(profile_files.load, path) == "tiny.json: its table tiny.parquet is not beside it"
+    assert refusal(profile_files.load, path) == "tiny.json: its table tiny.parquet is missing from the same folder"
     assert refusal(profile_files.load, tmp_path / "no.json") == "no.json: there is no such file"
     (tmp_path / "folder.json").mkdir()
     assert refusal(profile_files.load, tmp_path / "folder.json") == "folder.json: it cannot be read: Is a directory"

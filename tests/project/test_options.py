@@ -777,7 +777,7 @@ EFFECTS: dict[str, dict[str, str]] = {
     },
     "sim check": {
         "test_options.py::test_options_of_a_check_decide_what_is_tried": "--method --examples --seed --theorem",
-        "test_theorems.py::test_what_was_not_refuted_is_named_in_the_last_line": "--json",
+        "test_theorems.py::test_undecided_statement_is_named_in_summary": "--json",
         "test_options.py::test_an_example_is_tried_again": "--example",
     },
     "sim lint": {METHODS: "--methods"},

@@ -76,7 +76,7 @@ IMPOSSIBLE = [
     ((4, "seconds", -1.0), "row 5, column seconds: must be above 0, got -1.0"),
     ((4, "seconds", 0.0), "row 5, column seconds"),
     ((4, "seconds", math.inf), "row 5, column seconds"),
-    ((4, "seconds", None), "row 5, column seconds: must be a finite number, got nothing"),
+    ((4, "seconds", None), "row 5, column seconds: must be a finite number, got null"),
     ((7, "seconds", lambda held: held / 3), "row 8, column s"),
     ((1, "read_s", -1e-3), "row 2, column read_s: must be at least 0, got -0.001"),
     ((1, "waited", -1.0), "row 2, column waited: must be between 0 and 1, got -1.0"),
@@ -94,8 +94,8 @@ IMPOSSIBLE = [
     ((3, "pass_s", [0.0, -0.1, 0.0]), "row 4, column pass_s: must be at least 0, got -0.1"),
     ((3, "pass_s", [0.0, math.nan, 0.0]), "row 4, column pass_s"),
     ((3, "pass_s", [9.0, 0.0, 0.0]), "row 4, column pass_s: must be with read_s at most the run's seconds, got 9."),
-    ((3, "pass_s", [0.0, None, 0.0]), "row 4, column pass_s: must be lists of numbers, got one that is not there"),
-    ((3, "commit_s", None), "row 4, column commit_s: must be a list, got nothing"),
+    ((3, "pass_s", [0.0, None, 0.0]), "row 4, column pass_s: must be lists of numbers, got a list with null"),
+    ((3, "commit_s", None), "row 4, column commit_s: must be a list, got null"),
     ((3, "commit_s", []), "row 4, column commit_s: must be as many times as the decoding has commits, got 0"),
     ((0, "commit_s", lambda held: held[:-1]), "row 1, column commit_s: must be as many times"),
     ((0, "commit_s", lambda held: [-1.0, *held[1:]]), "row 1, column commit_s: must be at least 0, got -1.0"),
@@ -126,7 +126,7 @@ def test_duplicate_rows_and_other_tables_are_refused(tmp_path: Path) -> None:
         words = table.with_columns(pl.Series(name, ["x"] * table.height))
         assert f"column {name} must hold" in refused(put(tmp_path, table=words))
     nothing = table.with_columns(pl.Series("units", [None] * table.height))
-    assert "row 1, column units: must be a whole number, got nothing" in refused(put(tmp_path, table=nothing))
+    assert "row 1, column units: must be a whole number, got null" in refused(put(tmp_path, table=nothing))
     assert "at least one row" in refused(put(tmp_path, table=table.clear()))
 
 

@@ -95,7 +95,7 @@ def test_every_cost_is_described() -> None:
     assert rows["state_check"].endswith("[layer-times].")
     assert rows["cost_ratio"] == rows["medium_cost_ratio"]
     assert "sim ls shapes" in rows["draft_shape"]
-    assert rows["layer_times"] == "One time per layer, where layers are uneven."
+    assert rows["layer_times"] == "One time per layer, if layers differ [layer-times]."
 
 
 def test_shapes_are_listed() -> None:
@@ -166,7 +166,7 @@ def test_own_profile_is_described_by_its_path(tmp_path: Path) -> None:
     assert said("profiles", "cpu-llama-68m").splitlines()[:8] == told.splitlines()[:8]
     path.with_suffix(".parquet").unlink()
     done = CliRunner().invoke(app, ["ls", "profiles", str(path)])
-    assert (done.exit_code, done.stderr) == (2, "error: mine.json: its table mine.parquet is not beside it\n")
+    assert (done.exit_code, done.stderr) == (2, "error: mine.json: its table mine.parquet is missing from the same folder\n")
 
 
 def test_help_names_every_list() -> None:

@@ -23,18 +23,18 @@ FALSE = [pytest.param(theorem, id=theorem.number) for theorem in OWN if theorem.
 
 
 @pytest.mark.parametrize("theorem", TRUE)
-def test_a_theorem_comes_out_as_the_theory_says(theorem: Theorem) -> None:
+def test_theorem_has_expected_verdict(theorem: Theorem) -> None:
     comes_out(theorem, examples=few(theorem))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("theorem", EVERY)
-def test_a_theorem_comes_out_as_the_theory_says_on_many_examples(theorem: Theorem) -> None:
+def test_theorem_has_expected_verdict_on_many_examples(theorem: Theorem) -> None:
     comes_out(theorem, examples=MANY, seed=1)
 
 
 @pytest.mark.parametrize("theorem", FALSE)
-def test_what_must_not_hold_fails_on_a_small_example(theorem: Theorem) -> None:
+def test_false_statement_fails_on_small_example(theorem: Theorem) -> None:
     fails_small(theorem)
 
 
@@ -166,7 +166,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
 ]
 
 
-def test_every_positive_theorem_has_a_fault() -> None:
+def test_every_theorem_has_a_refuting_fault() -> None:
     assert {number for number, *_ in FAULTS} == {theorem.number for theorem in OWN if theorem.expect == "holds"}
 
 
