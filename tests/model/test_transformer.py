@@ -38,7 +38,7 @@ def test_layers_of_opt_are_those_of_skipdecode() -> None:
 
 
 @pytest.mark.parametrize(("name", "billions"), [("llama-2-13b", 13.0), ("opt-1.3b", 1.3), ("opt-6.7b", 6.7), ("llama-3-8b", 8.0)])
-def test_names_say_the_size(name: str, billions: float) -> None:
+def test_names_agree_with_the_number_of_parameters(name: str, billions: float) -> None:
     """Layers, the embedding, and the head unless it is tied."""
     made = preset(name)
     tied = name.startswith("opt")
