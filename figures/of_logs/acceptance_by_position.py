@@ -48,7 +48,7 @@ def draw(lengths: Sequence[ArrayLike], draft_length: int, about: str, bins: int 
         middles = np.array([(low + 1 + high) / 2 for low, high in pairwise(edges)])
         _panel(left, middles, along, alpha, ends)
         left.set_xlabel("output position")
-        left.set_ylabel("acceptance rate  [accepted of tested tokens]")
+        left.set_ylabel("acceptance rate  [accepted / tested tokens]")
         left.set_xlim(0.5, longest + 0.5)
         left.set_title("Along the sequence", fontsize=10.5)
         _panel(right, np.arange(1, draft_length + 1), rates_from_logs.by_place(played), alpha, ends)

@@ -19,7 +19,7 @@ from figures.of_runs import devices_held, method_comparison, speedup_by_device
 from model.base.checks import ParameterError
 from model.hardware.devices import DEVICES
 from sim.scenarios.scenario_file import load
-from tests.figures.test_figures_hardware import texts
+from tests.figures.test_figures_hardware import all_text
 from tests.figures.test_figures_speculative import inside, xy
 from tests.figures.test_figures_tradeoff import lines
 from tests.support.album import Album
@@ -71,8 +71,8 @@ def test_choices_are_drawn_at_their_devices(compared: pl.DataFrame) -> None:
         assert speeds == pytest.approx(rows[ALONE].to_numpy())
         bounds = rows.select(f"{ALONE}_input_low", f"{ALONE}_input_high").rows()
         assert np.array(ends[f"inputs {name}"]) == pytest.approx(np.array(bounds))
-        assert name in texts(figure)
-    said = texts(figure)
+        assert name in all_text(figure)
+    said = all_text(figure)
     rates = ("Predictive Pipelined Decoding published", "speculative decoding assumed")
     for word in ("assumed efficiencies of published peaks", *rates):
         assert word in said
@@ -114,7 +114,7 @@ def test_varying_parameters_are_named() -> None:
     figure = speedup_by_device.draw(swept)
     assert {"speculative decoding, γ = 2, 1 device", "speculative decoding, γ = 4, 1 device"} <= {*lines(figure.axes[0])}
     bare = speedup_by_device.draw(swept.drop("speedup_input_low", "speedup_input_high", "cost_source", "outcomes_source"))
-    assert "times: of unknown source" in texts(bare)
+    assert "times: of unknown source" in all_text(bare)
     assert not any(bars(bare).values())
 
 
@@ -141,7 +141,7 @@ def test_replicas_and_split_layers_are_drawn_at_their_reserved_devices(rivals: p
             assert np.array(ends[f"inputs {label}"]) == pytest.approx(np.array(bounds))
         across, even = xy(drawn["even"])
         assert across.tolist() == even.tolist()
-    said = texts(figure)
+    said = all_text(figure)
     assert "rates of Predictive Pipelined Decoding published" in said
     assert "times: composed (ai-dynamo/aiconfigurator" in said
     assert inside(figure)
@@ -153,7 +153,7 @@ def test_the_headline_is_computed(rivals: pl.DataFrame) -> None:
     replicas = at.filter(pl.col("method") == "ppd", pl.col("tensor_parallel") == 1).sort(PROFILE)[ALONE].to_numpy()
     low, high = (split / replicas).min(), (split / replicas).max()
     headline = f"On 4 devices, tensor parallelism is {low:.2f} to {high:.2f} times as fast as replicas"
-    assert headline in texts(devices_held.draw(rivals))
+    assert headline in all_text(devices_held.draw(rivals))
     one = rivals.filter(pl.col(PROFILE) == "h100-llama-2-13b").drop(PROFILE)
     figure = devices_held.draw(one)
     assert len(figure.axes) == 1
@@ -161,9 +161,9 @@ def test_the_headline_is_computed(rivals: pl.DataFrame) -> None:
     better = one.filter(pl.col("method") == "ppd", pl.col("tensor_parallel") == 1, pl.col("reserved_units") == 4)
     better = better.with_columns(pl.lit(2.0).alias(ALONE), method=pl.lit("mine"), point=pl.lit(999, dtype=pl.Int64))
     ratio = one.filter(method="autoregressive", tensor_parallel=4)[ALONE].item() / 2.0
-    assert f"tensor parallelism is {ratio:.2f} times as fast" in texts(devices_held.draw(pl.concat([one, better])))
+    assert f"tensor parallelism is {ratio:.2f} times as fast" in all_text(devices_held.draw(pl.concat([one, better])))
     slower = one.with_columns(pl.when(method="autoregressive").then(0.5).otherwise(ALONE).alias(ALONE))
-    assert f"tensor parallelism is {0.5 / replicas[1]:.2f} times as fast" in texts(devices_held.draw(slower))
+    assert f"tensor parallelism is {0.5 / replicas[1]:.2f} times as fast" in all_text(devices_held.draw(slower))
 
 
 def test_devices_held_need_a_rival(rivals: pl.DataFrame, compared: pl.DataFrame) -> None:

@@ -43,7 +43,7 @@ DRAFT = UniformLayers(preset("llama-68m"), 5e-4)
 """A draft model with passes of 1 ms at every batch."""
 
 
-def texts(figure: Figure) -> str:
+def all_text(figure: Figure) -> str:
     return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
@@ -101,11 +101,11 @@ def test_extrapolation_beyond_the_table_is_noted(whole: Profile) -> None:
     assert provenance.beyond(whole, width=4, context=1024, batch=8) == ""
     assert provenance.beyond(whole, width=5, context=1024, batch=9) == "beyond the table: layers from width 4, batch 8"
     figure = layer_time.draw([whole], batches=(1, 32), longest=1024)
-    assert "measured\nbeyond the table: layers from batch 8" in texts(figure)
+    assert "measured\nbeyond the table: layers from batch 8" in all_text(figure)
     costs = {"mine": ProfileCosts(whole)}
-    assert "layers from width 4" in texts(wide_pass_cost.draw(costs, batches=(1,), widest=8, context=512))
+    assert "layers from width 4" in all_text(wide_pass_cost.draw(costs, batches=(1,), widest=8, context=512))
     options: dict[str, Any] = {"acceptance_rate": 0.5, "draft_length": 4, "source": "assumed", "most": 8}
-    assert "beyond the table:\nlayers from width 4, context 1024" in texts(largest_batch.draw(costs, {"mine": DRAFT}, **options))
+    assert "beyond the table:\nlayers from width 4, context 1024" in all_text(largest_batch.draw(costs, {"mine": DRAFT}, **options))
     assert provenance.of_hardware_beyond(UniformLayers(preset("llama-68m"), 1.0), width=99, context=9, batch=9) == ""
 
 
@@ -131,7 +131,7 @@ def test_points_are_the_rows_and_roofs_the_peaks() -> None:
         model = Roofline(shape, each.bandwidth, each.rate)
         assert xy(drawn[f"model {each.name}"])[1] == pytest.approx([2 * weights * w / model.products(w) for w in widths])
     assert [hollow(drawn[f"points {each.name}"]) for each in found] == [False, True]
-    said = texts(figure)
+    said = all_text(figure)
     for word in (f"{MEASURED}:\nmeasured", f"{COMPOSED}:\ncomposed of operations", "assumed efficiencies", ";\npeaks published"):
         assert word in said
     assert inside(figure)
@@ -156,9 +156,9 @@ def test_work_of_whole_layers_includes_attention(whole: Profile) -> None:
 
 
 def test_measured_peaks_are_called_measured(whole: Profile) -> None:
-    assert "peaks published" in texts(reached_peaks.draw([whole]))
+    assert "peaks published" in all_text(reached_peaks.draw([whole]))
     figure = reached_peaks.draw([replace(whole, facts={"peaks": "measured"}, rate=5e11)])
-    assert "mine: 1,000 GB/s, 500 GFLOP/s;\npeaks measured" in texts(figure)
+    assert "mine: 1,000 GB/s, 500 GFLOP/s;\npeaks measured" in all_text(figure)
 
 
 def test_profiles_without_a_roofline_are_refused() -> None:
@@ -190,7 +190,7 @@ def test_curves_of_pass_cost_equal_the_costs_charged_to_methods() -> None:
     found = wide_pass_cost.curve(hardware, range(1, 13), 32, 1024)
     for ends, theirs in ((found.low, fast), (found.high, slow)):
         assert ends == pytest.approx(theirs.verify_times(widths) / plain)
-    assert "composed of operations" in texts(figure)
+    assert "composed of operations" in all_text(figure)
     assert inside(figure)
 
 
@@ -216,7 +216,7 @@ def test_every_device_has_its_panel_and_every_batch_its_curve() -> None:
             assert drawn == pytest.approx(np.array(seconds) / seconds[0])
         across, diagonal = xy(lines(axes)["one after another"])
         assert across.tolist() == diagonal.tolist()
-    assert "attention composed at the efficiency of a100: assumed" in texts(figure)
+    assert "attention composed at the efficiency of a100: assumed" in all_text(figure)
     assert inside(figure)
     with pytest.raises(ParameterError, match="costs must be 1 to 4, got 0"):
         wide_pass_cost.draw({})
@@ -285,7 +285,7 @@ def test_largest_batch_draws_the_limits_and_states_the_inputs() -> None:
         full = [] if found.fits is None else [c for c, p, f in zip(CONTEXTS, found.pays, found.fits, strict=True) if p > f]
         assert beyond == full
     assert f"fits {COMPOSED}" not in drawn
-    said = texts(figure)
+    said = all_text(figure)
     assert "batch kept full, acceptance rate α = 0.55, draft length γ = 6: assumed" in said
     assert f"{COMPOSED}:\ncomposed of operations" in said
     assert inside(figure)
@@ -344,7 +344,7 @@ def test_a_layer_is_its_gemms_and_its_attention() -> None:
     figure = layer_time.draw([hardware.profile], tensor_parallel=4)
     at, drawn = xy(lines(figure.axes[0])["whole 8"])
     assert drawn == pytest.approx(1e6 * hardware.layer(1, at, 8).seconds)
-    assert "TP 4 (GEMMs include" in texts(figure)
+    assert "TP 4 (GEMMs include" in all_text(figure)
 
 
 def test_layers_timed_as_wholes_have_no_parts(whole: Profile) -> None:
@@ -352,7 +352,7 @@ def test_layers_timed_as_wholes_have_no_parts(whole: Profile) -> None:
     drawn = lines(figure.axes[0])
     assert "products 1" not in drawn
     assert xy(drawn["rows 8"])[1] == pytest.approx([1e6 * taken_s(1, context, 8) for context in (128, 1024)])
-    assert "measured" in texts(figure)
+    assert "measured" in all_text(figure)
     for wrong, words in (({"batches": ()}, "batches must be 1 to 4"), ({"longest": 100}, "longest"), ({"batches": (0,)}, "batch")):
         with pytest.raises(ParameterError, match=words):
             layer_time.draw([whole], **wrong)  # type: ignore[arg-type]

@@ -403,7 +403,7 @@ def test_acceptance_by_hand() -> None:
         "accepted / tested, band of 95 % (Wilson)", "overall rate: α = 0.462", "its 95 % band over sequences",
     ])]  # fmt: skip
     left, right = drawn.panels
-    assert (left.title, left.x, left.y) == ("Along the sequence", "output position", "acceptance rate  [accepted of tested tokens]")
+    assert (left.title, left.x, left.y) == ("Along the sequence", "output position", "acceptance rate  [accepted / tested tokens]")
     assert (right.title, right.x, right.y) == ("Along drafts of 3", "position in the draft", "")
     assert left.line("accepted") == [(1.5, 2 / 4), (3.5, pytest.approx(1 / 3)), (5.5, 2 / 4), (7.5, 1 / 2)]
     assert right.line("accepted") == [(1, pytest.approx(2 / 9)), (2, 1), (3, 1)]

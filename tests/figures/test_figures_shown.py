@@ -1,8 +1,8 @@
-"""Snapshots of all figures: texts, numbers of marks, error bars, bars and areas of each kind, and their layout.
+"""Snapshots of all figures: words, numbers of marks, error bars, bars and areas of each kind, and their layout.
 
 
-Texts are stored in `data/figures_shown.json`, with numbers replaced by `#`. Sizes, limits, positions, strokes, and all numbers of
-artists and texts are stored in `data/figures_layout.json`; other tests compare them with the rows. `python -m
+Words are stored in `data/figures_shown.json`, with numbers replaced by `#`. Sizes, limits, positions, strokes, and all numbers of
+artists and words are stored in `data/figures_layout.json`; other tests compare them with the rows. `python -m
 tests.figures.test_figures_shown` rewrites both files; read the changes, and look at the figures, before you commit them.
 """
 
@@ -409,7 +409,7 @@ def of_panel(panel: Panel) -> dict[str, Any]:
     return {
         "title": plain(panel.title), "x": panel.x, "y": panel.y, "scales": [*panel.scales], "counts": counts,
         "looks": dict(sorted(looks.items())), "labels": sorted({plain(label) for label in labels}), "grid": panel.grid,
-        "texts": sorted({plain(text) for text in panel.texts}),
+        "words": sorted({plain(text) for text in panel.texts}),
         "ticks": [sorted({*map(plain, each)} - {""}) for each in panel.ticks],
     }  # fmt: skip
 
@@ -417,7 +417,7 @@ def of_panel(panel: Panel) -> dict[str, Any]:
 def document(name: str) -> dict[str, Any]:
     found = shown(built(name))
     return {
-        "texts": [plain(text) for text in found.texts],
+        "words": [plain(text) for text in found.texts],
         "legends": [[plain(title), [plain(entry) for entry in entries]] for title, entries in found.legends],
         "panels": [of_panel(panel) for panel in found.panels],
     }
@@ -435,11 +435,11 @@ def layout(name: str) -> dict[str, Any]:
 
 
 AT = "  @ "
-"""Separator of texts and their positions."""
+"""Separator of words and their positions."""
 
 
 def near(got: dict[str, Any], want: dict[str, Any]) -> bool:
-    """Compare layouts and numbers: positions of texts may differ by 0.3 hundredths, because fonts vary; numbers of artists may
+    """Compare layouts and numbers: positions of words may differ by 0.3 hundredths, because fonts vary; numbers of artists may
     differ in the last of four digits."""
     return [*got] == [*want] and all(_same(part, got[part], want[part]) for part in want)
 
@@ -454,7 +454,7 @@ def _same(part: str, got: list[Any], want: list[Any]) -> bool:
 
 
 def _close(one: str, other: str) -> bool:
-    """Compare two texts with their positions, which may differ slightly."""
+    """Compare words with their positions, which may differ slightly."""
     (text, _, here), (other_text, _, there) = one.rpartition(AT), other.rpartition(AT)
     return text == other_text and all(abs(float(a) - float(b)) <= 0.3 for a, b in zip(here.split(), there.split(), strict=True))
 
@@ -463,7 +463,7 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]\d+)?")
 
 
 def _alike(one: str, other: str) -> bool:
-    """Compare two texts, except for the last digit of their numbers."""
+    """Compare two strings, except for the last digit of their numbers."""
     if one == other:
         return True
     ours, theirs = (NUMBER.findall(each) for each in (one, other))

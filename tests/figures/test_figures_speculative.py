@@ -198,7 +198,7 @@ def test_curves_cover_the_rows_and_the_break_even() -> None:
 
 
 def inside(figure: Figure) -> bool:
-    """Return whether all texts are on the page, except ticks beyond the axes' limits."""
+    """Return whether all words are on the page, except ticks beyond the axes' limits."""
     laid_out(figure)
     parts: list[Any] = [*figure.texts, *figure.legends]
     for axes in figure.axes:

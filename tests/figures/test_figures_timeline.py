@@ -30,7 +30,7 @@ def drawn(run: Run) -> Figure:
     return timeline.draw(*frame(run))
 
 
-def texts(figure: Figure) -> list[str]:
+def all_text(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.axes[0].texts]
 
 
@@ -104,7 +104,7 @@ def test_kinds_differ_by_face_and_hatch_and_are_named() -> None:
     for words in ("unsure: falls back", "its token rolled back", "one more pass after a rollback"):
         assert words in legend(figure)
     assert "or rollback)" in figure.legends[0].get_title().get_text()
-    assert any(text.partition(": ")[2] in ("fallback", "rollback", "again", "cap") for text in texts(figure))
+    assert any(text.partition(": ")[2] in ("fallback", "rollback", "again", "cap") for text in all_text(figure))
     assert inside(figure)
 
 
@@ -145,7 +145,7 @@ def test_a_batch_names_its_number_of_tokens_and_its_layers() -> None:
     assert passes[0].layers_run == [(0, 1), (9, 24)]
     assert passes[0].earliest == passes[0].position == 0
     figure = drawn(run)
-    assert "token 0, 4 in all\nlayers 0–1, 9–24" in texts(figure) or "0 ×4\n0–1, 9–24" in texts(figure)
+    assert "token 0, 4 in all\nlayers 0–1, 9–24" in all_text(figure) or "0 ×4\n0–1, 9–24" in all_text(figure)
     assert "×: number of tokens, of\nsequences" in figure.legends[0].get_title().get_text()
     [first, *_] = [event["name"] for event in chrome_trace(passes, run.commits, "")["traceEvents"] if event["ph"] == "X"]
     assert first == "token 0 (4 in all) · layers 0–1, 9–24"
@@ -163,7 +163,7 @@ def test_simultaneous_commits_of_a_batch_share_a_label() -> None:
         total += tokens
         at[time] = total
     assert len(at) < len(run.commits)
-    said = [text for text in texts(drawn(run)) if text.endswith(": round")]
+    said = [text for text in all_text(drawn(run)) if text.endswith(": round")]
     assert said == [f"{each}: round" for each in at.values()]
     assert any(row.depth > 1 and row.width > row.depth for row in run.intervals)
 
@@ -181,7 +181,7 @@ def test_kv_rows_of_skipped_layers_are_not_drawn_as_layers() -> None:
     alone = [row for row in run.intervals if row.first == row.last]
     assert alone  # the projection after which the token exits
     assert f"token {alone[0].position} · head" in names
-    assert any(text.endswith("head") for text in texts(drawn(record("early-exit", point=2, tokens=4))))
+    assert any(text.endswith("head") for text in all_text(drawn(record("early-exit", point=2, tokens=4))))
 
 
 def test_layers_run_exclude_gaps() -> None:

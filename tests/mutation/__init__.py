@@ -1,1 +1,1 @@
-"""Faults planted by a seed, and which of them the tests catch."""
+"""Mutation tests: planted faults, and the share of them that the tests catch."""

@@ -1,7 +1,7 @@
-"""A pytest plugin that records which lines every test runs, and how long it takes: pytest -p tests.mutation.coverage_map
+"""Pytest plugin that records the lines and the duration of every test: pytest -p tests.mutation.coverage_map
 
-`MAP_OF` in the environment names the folder for one file of lines (coverage's own format, a context for each test) and one of
-durations (JSON) per process. Lines run while modules are imported have no context.
+`MAP_OF` in the environment names the output folder. Each process writes a file of lines (in the format of coverage, with a context
+per test) and a file of durations (JSON). Lines run during imports have no context.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class _Recorder:
     def pytest_sessionfinish(self) -> None:
         self.lines.stop()
         self.lines.save()
-        kept = {name: seconds for name, seconds in self.durations.items() if seconds < float("inf")}  # failed tests tell nothing
+        kept = {name: seconds for name, seconds in self.durations.items() if seconds < float("inf")}  # no failed tests
         self.written.write_text(json.dumps(kept), encoding="utf-8")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record in the processes that run tests: those of pytest-xdist, or the only one."""
+    """Register the recorder in the processes that run tests: the workers of pytest-xdist, or the only process."""
     process = os.environ.get("PYTEST_XDIST_WORKER", "")
     if process or not getattr(config.option, "numprocesses", None):
         config.pluginmanager.register(_Recorder(Path(os.environ["MAP_OF"]), process or "main"))

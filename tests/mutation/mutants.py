@@ -1,8 +1,7 @@
-"""Change the model in every small way there is, one at a time, and see that the quick tests notice: python -m
-tests.mutation.mutants
+"""Apply every small change to the model, one at a time, and check that the quick tests fail: python -m tests.mutation.mutants
 
-Every mutant gets a process of its own: a fork of one that has the libraries in memory, but nothing of ours, so that a mutant costs
-no more than the tests up to the first that fails.
+Every mutant runs in a separate process: a fork of a process that has imported the libraries, but none of our modules. So a mutant
+costs only the tests up to the first failure.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ TESTS = {
     "model.hardware.profile_files": ("model/test_profile.py",),
     "model.base.json_and_parquet": ("model/test_profile.py",),
 }
-"""The modules that are changed, and the quick tests that must notice."""
+"""Modules that are changed, with the quick tests that must fail."""
 WORKERS, SECONDS, BYTES, ENOUGH = 2, 30, 4 << 30, 0.95
 LIBRARIES = (
     "numpy", "scipy.special", "scipy.stats", "simpy", "hypothesis", "pytest", "polars",
@@ -93,7 +92,7 @@ UNTOUCHED = ("annotation", "returns", "ctx", "decorator_list")
 
 
 class Mutant(NamedTuple):
-    """One change: the module, what is changed in it, and its whole text."""
+    """One change: the module, a description of the change, and the source of the changed module."""
 
     module: str
     change: str
@@ -101,7 +100,7 @@ class Mutant(NamedTuple):
 
 
 def variants(node: ast.AST) -> Iterator[ast.AST | None]:
-    """What a node may be replaced by; None stands for its absence."""
+    """Return the replacements of a node; None removes it."""
     match node:
         case ast.Compare(ops=[op]):
             for other in COMPARISONS.get(type(op), ()):
@@ -137,7 +136,7 @@ def variants(node: ast.AST) -> Iterator[ast.AST | None]:
 
 
 def mutants(module: str) -> list[Mutant]:
-    """Every mutant of a module. Annotations, imports, docstrings and the words of errors are left alone."""
+    """Return every mutant of a module. Annotations, imports, docstrings and error messages are not changed."""
     tree = ast.parse(_file(module).read_text(encoding="utf-8"))
     found: list[Mutant] = []
     seen: Counter[str] = Counter()
@@ -169,7 +168,7 @@ def mutants(module: str) -> list[Mutant]:
 
 def _left_alone(node: ast.AST) -> bool:
     if isinstance(node, ast.Assert) or (isinstance(node, ast.keyword) and node.arg == "strict"):
-        return True  # an assertion: it changes nothing where there is no bug
+        return True  # an assertion has no effect without a bug
     alias = isinstance(node, ast.Assign) and "NDArray" in ast.unparse(node)
     words = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return alias or words or isinstance(node, ast.Import | ast.ImportFrom | ast.JoinedStr)
@@ -184,11 +183,11 @@ def _file(module: str) -> Path:
 
 
 def _test(mutant: Mutant) -> int:
-    """In a fork: put the mutant in the place of its module and run the tests, quietly. 0: it survived."""
+    """Replace the module by the mutant in a forked process, and run the tests quietly; 0 means that it survived."""
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))  # not by the clock: a busy machine would kill what survives
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))  # CPU time: on a busy machine wall time would kill survivors
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
     try:
         package, _, name = mutant.module.rpartition(".")
@@ -203,7 +202,7 @@ def _test(mutant: Mutant) -> int:
 
 
 def survivors(jobs: list[Mutant]) -> set[tuple[str, str]]:
-    """Module and change of those mutants on which every test passes."""
+    """Return module and change of the mutants on which all tests pass."""
     waiting, running, found = [*reversed(jobs)], {}, set()
     while waiting or running:
         while waiting and len(running) < WORKERS:
@@ -220,13 +219,13 @@ def survivors(jobs: list[Mutant]) -> set[tuple[str, str]]:
 
 
 def known() -> dict[tuple[str, str], bool]:
-    """The survivors that are listed, each with its reason, and whether they behave as the model does."""
+    """Return the listed survivors, and whether they are equivalent to the model."""
     listed = tomllib.loads(Path(__file__).with_name("mutants_survivors.toml").read_text(encoding="utf-8"))["survivor"]
     return {(row["module"], change): row["equivalent"] for row in listed for change in row["changes"]}
 
 
 def main() -> int:
-    """Run the mutants of the modules named, or of all; 0 if enough are killed and every survivor is listed."""
+    """Run the mutants of the given modules, or of all; return 0 if enough are killed and every survivor is listed."""
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.chdir(tempfile.mkdtemp())
     for library in LIBRARIES:
@@ -234,7 +233,7 @@ def main() -> int:
     modules, start = sys.argv[1:] or list(TESTS), time.perf_counter()
     unchanged = [Mutant(module, "nothing", _file(module).read_text(encoding="utf-8")) for module in modules]
     if len(survivors(unchanged)) < len(modules):
-        raise SystemExit("the tests fail on the model as it is")
+        raise SystemExit("the tests fail on the unchanged model")
     jobs = [mutant for module in modules for mutant in mutants(module)]
     listed = {key: same for key, same in known().items() if key[0] in modules}
     found, same = survivors(jobs), {key for key, equivalent in listed.items() if equivalent}

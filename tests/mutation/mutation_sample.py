@@ -1,10 +1,9 @@
-"""Plant small faults drawn by chance in all four packages and see which the quick tests catch: python -m
-tests.mutation.mutation_sample
+"""Plant random small faults in all four packages, and report which the quick tests catch: python -m tests.mutation.mutation_sample
 
-First the quick tier runs once and records which lines every test runs (`tests.mutation.coverage_map`). Then `--faults` faults a
-package are drawn by `--seed` among all places that can hold one. Each is planted in a scratch copy of the tree, and the tests that
-run its line are run, fastest first, until one fails or `--seconds` of them are done. A fault that survives those is planted again
-and gets the tests that are left, up to `--again` seconds of them. A fault that no test runs survives.
+First the quick tier runs once and records the lines of every test (`tests.mutation.coverage_map`). Then `--faults` faults per
+package are drawn with `--seed` from all possible ones. Each is planted in a scratch copy of the tree, and the tests of its line
+run, fastest first, until one fails or `--seconds` of tests have passed. A fault that survives is planted again and gets the
+remaining tests, up to `--again` seconds. A fault that no test runs survives.
 
 After a change to some modules: python -m tests.mutation.mutation_sample --only 'sim/sweep*' --faults 40
 
@@ -42,7 +41,7 @@ from tests.mutation.mutants import COMPARISONS, LIBRARIES, OPERATORS, ROOT, SWAP
 
 BYTES = 12 << 30
 WORDS = ("help", "epilog", "rich_help_panel", "description")
-"""Keywords whose texts are documentation: a fault in them is a matter of reading."""
+"""Keywords with documentation, in which faults are not planted."""
 LOOK = (
     "alignment", "alpha", "bbox", "bbox_to_anchor", "borderaxespad", "capsize", "capthick", "columnspacing", "dashes",
     "elinewidth", "facecolor",
@@ -52,16 +51,16 @@ LOOK = (
     "markerfacecolor", "markersize", "ncols", "pad", "path_effects", "rotation", "rounding_size", "top", "va",
     "weight", "width_ratios", "wspace", "xytext", "zorder",
 )  # fmt: skip
-"""Keywords that only change how a picture or a JSON text looks, not what it says."""
+"""Keywords that affect only the look of a figure or a JSON text, not its content."""
 REFUSING = ("ParameterError", "demand", "warn", "Option", "Argument", "BadParameter")
-"""Calls that take the words of errors and of help."""
+"""Calls with messages of errors and help."""
 DROPPABLE = {
     "abs", "clip", "copy", "drop_nulls", "fill_nan", "fill_null", "filter", "head", "lower", "max", "mean", "median", "min",
     "round", "sort", "strip", "sum", "tail", "unique", "cumsum", "expanduser", "resolve", "reverse",
 }  # fmt: skip
 
 SYMMETRIC = {"max", "min", "maximum", "minimum", "fmax", "fmin", "hypot", "gcd", "lcm", "isclose", "array_equal", "multiply", "add"}
-"""Calls that say the same of their first two arguments in either order."""
+"""Calls that are symmetric in their first two arguments."""
 
 
 class Fault(NamedTuple):
@@ -77,7 +76,7 @@ class Fault(NamedTuple):
 
 class Outcome(NamedTuple):
     """Result of one fault: `caught` by a test, `survived` all `tests`, `unreached` by any test, or `equivalent`: not caught, and
-    listed in `EQUIVALENT` because it changes nothing that anyone can see.
+    listed in `EQUIVALENT` because it has no visible effect.
     """
 
     fault: Fault
@@ -87,7 +86,7 @@ class Outcome(NamedTuple):
 
 
 EQUIVALENT = Path(__file__).parent / "equivalent_faults.toml"
-"""Faults that change nothing: `[[fault]]` with `path`, `before`, `after`, the reason `why`, and `line`, a part of the source line,
+"""Faults without effect: `[[fault]]` with `path`, `before`, `after`, the reason `why`, and `line`, a part of the source line,
 where `before` occurs in other lines of the file as well."""
 
 
@@ -98,7 +97,7 @@ def equivalent() -> list[dict[str, str]]:
 
 
 def is_listed(fault: Fault, rows: Iterable[Mapping[str, str]]) -> bool:
-    """Whether a fault is one of the rows of `EQUIVALENT`."""
+    """Return whether a fault is listed in `EQUIVALENT`."""
     same = [row for row in rows if (row["path"], row["before"], row["after"]) == (fault.path, fault.before, fault.after)]
     if not any("line" in row for row in same):
         return bool(same)
@@ -106,11 +105,11 @@ def is_listed(fault: Fault, rows: Iterable[Mapping[str, str]]) -> bool:
     return any(row.get("line", "") in line for row in same)
 
 
-# --- faults ------------------------------------------------------------------------------------------------------------
+# --- Faults ------------------------------------------------------------------------------------------------------------
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
-    """What a node may be replaced by, each with its kind; None stands for its absence."""
+    """Return the replacements of a node with their kinds; None removes it."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
             yield "comparison", ast.Compare(node.left, [COMPARISONS[type(op)][0]()], node.comparators)
@@ -160,7 +159,7 @@ def _of_words(node: ast.AST) -> bool:
 
 
 def places(tree: ast.Module) -> Iterator[tuple[ast.AST, str, int | None, ast.AST, str, ast.AST | None]]:
-    """Every place for a fault: the parent, its field and index there, the node, the kind of fault and the replacement."""
+    """Return every possible fault: the parent, the field and index in it, the node, the kind of fault and the replacement."""
 
     def visit(parent: ast.AST) -> Iterator[Any]:
         for field, value in ast.iter_fields(parent):
@@ -185,7 +184,7 @@ def _aside(node: ast.AST) -> bool:
 
 
 def planted(path: str, number: int) -> Fault:
-    """The fault at the place of this number in a file."""
+    """Return the fault with this number in a file."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     parent, field, index, child, kind, changed = next(each for at, each in enumerate(places(tree)) if at == number)
     line = getattr(child, "lineno", getattr(getattr(child, "value", None), "lineno", 0))
@@ -204,7 +203,7 @@ def _first_line(node: ast.AST) -> str:
 
 
 def drawn(package: str, count: int, seed: int, only: Sequence[str] = ()) -> list[Fault]:
-    """Draw `count` faults of a package, or of its files that match a pattern of `only`; every place is equally likely."""
+    """Draw `count` faults of a package, or of its files that match a pattern of `only`; all faults are equally likely."""
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / package).rglob("*.py"))
     files = [path for path in files if not only or any(fnmatch.fnmatch(path, pattern) for pattern in only)]
     sizes = {path: sum(1 for _ in places(ast.parse((ROOT / path).read_text(encoding="utf-8")))) for path in files}
@@ -213,22 +212,22 @@ def drawn(package: str, count: int, seed: int, only: Sequence[str] = ()) -> list
     return [planted(path, number) for path, number in chosen]
 
 
-# --- which tests run which lines -----------------------------------------------------------------------------------------
+# --- Tests by line -----------------------------------------------------------------------------------------
 
 
 class Map:
-    """Tests by the lines that they run, and how long each takes [s]."""
+    """Recorded lines and durations [s] of tests."""
 
     def __init__(self, folder: Path, also: Sequence[str] = ()) -> None:
         import coverage
 
         self.also = also
-        """Test files that the record does not know: run for every fault, behind the tests that it knows."""
+        """Test files without a record: they run for every fault, after the recorded tests."""
         self.seconds: dict[str, float] = dict.fromkeys(also, 0.0)
         for path in folder.glob("durations-*.json"):
             self.seconds |= json.loads(path.read_text(encoding="utf-8"))
         self.parts = []
-        within = re.compile(rf".*/((?:{'|'.join(PACKAGES)})/.*)")  # a map of another clone serves too
+        within = re.compile(rf".*/((?:{'|'.join(PACKAGES)})/.*)")  # a map of another clone works too
         for path in folder.glob("lines-*"):
             data = coverage.CoverageData(str(path))
             data.read()
@@ -248,13 +247,13 @@ class Map:
         return self.lines[path]
 
     def of_folder(self, path: str) -> set[str]:
-        """Tests that run any file beside this one."""
-        beside = {name for _, names in self.parts for name in names if Path(name).parent == Path(path).parent}
-        return {test for name in beside for tests in self.of(name).values() for test in tests}
+        """Tests that run any file in the folder of this one."""
+        neighbours = {name for _, names in self.parts for name in names if Path(name).parent == Path(path).parent}
+        return {test for name in neighbours for tests in self.of(name).values() for test in tests}
 
     def tests(self, fault: Fault, most: float, but: Collection[str] = ()) -> list[str]:
-        """Tests that run the line of a fault, a case of each in turn, but for those named; of a function's defaults those that
-        call it. Of what only an import runs those that run its file, or where none does, its folder.
+        """Return tests that run the line of a fault, one case of each test in turn, except `but`; for a function's defaults, the
+        tests that call it. For lines that only an import runs, the tests of the file, or else of the folder.
         """
         lines = self.of(fault.path)
         found = lines.get(fault.line) or set()
@@ -265,17 +264,17 @@ class Map:
             first, body, last = max([span for span in spans if span[0] <= fault.line <= span[2]], default=(0, 0, 0))
             ran = {line for line in lines if body <= line <= (last if fault.line < body else fault.line)}
             near = [line for line in ran if lines[line]]
-            if first and near:  # a default; or a statement over several lines, of which coverage knows the first
+            if first and near:  # a default, or a statement over several lines, of which coverage records the first
                 found = lines[min(near) if fault.line < body else max(near)]
             elif not first or ran:
                 found = set().union(*lines.values()) or self.of_folder(fault.path)
-        # One case of each test, then a second one of each: cases of one test look at the same thing.
-        place: Counter[str] = Counter()
+        # One case of each test, then a second one of each: cases of one test check similar things.
+        count: Counter[str] = Counter()
         turn = {}
         for name in sorted(found, key=lambda name: (self.seconds[name], name)):
             test = name.partition("[")[0]
-            turn[name] = place[test]
-            place[test] += 1
+            turn[name] = count[test]
+            count[test] += 1
         chosen, spent = [], 0.0
         for name in sorted(found - {*but}, key=lambda name: (turn[name], self.seconds[name], name)):
             spent += self.seconds[name] + 0.005
@@ -286,12 +285,12 @@ class Map:
 
 
 def _body_of(node: ast.FunctionDef | ast.Lambda) -> int:
-    """The first line of what a function does."""
+    """Return the first line of a function's body."""
     return node.body[0].lineno if isinstance(node, ast.FunctionDef) else node.body.lineno
 
 
 def recorded(folder: Path) -> None:
-    """Run the quick tier once and record what it runs."""
+    """Run the quick tier once and record its lines."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutation.coverage_map", "-p", "no:cacheprovider", "-n", "2",
         "--dist",
@@ -301,11 +300,11 @@ def recorded(folder: Path) -> None:
         raise SystemExit(f"no test of the quick tier passed while lines were recorded in {folder}")
 
 
-# --- running -----------------------------------------------------------------------------------------------------------
+# --- Runs of tests -----------------------------------------------------------------------------------------------------------
 
 
 def copied(to: Path) -> Path:
-    """A scratch copy of the tree as it stands."""
+    """Make a scratch copy of the current tree."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in listed.stdout.splitlines():
         if (ROOT / name).is_file():
@@ -317,7 +316,7 @@ def copied(to: Path) -> Path:
 
 
 class _First:
-    """Remembers the first test that failed, in a file: the process that knows it ends."""
+    """Stores the first failed test in a file, because its process ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -332,7 +331,7 @@ class _First:
 
 
 def forked(copy: Path, tests: list[str], said: Path, limit: float) -> int:
-    """Start the tests in a fork that has the libraries in memory and nothing of ours; its process number."""
+    """Start the tests in a fork that has imported the libraries, but none of our modules; return its process id."""
     child = os.fork()
     if child:
         return child
@@ -359,7 +358,7 @@ def forked(copy: Path, tests: list[str], said: Path, limit: float) -> int:
 
 
 class Copies:
-    """Scratch copies in which tests run, one process each; `ask` starts one, `answer` waits for the next that ends."""
+    """Scratch copies in which tests run, one process each; `ask` starts a process, `answer` waits for the next to end."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.idle = [copied(folder / f"copy-{index}") for index in range(count)]
@@ -367,7 +366,7 @@ class Copies:
         self.folder, self.asked = folder, 0
 
     def ask(self, fault: Fault | None, tests: list[str], expected: float, then: Callable[[str], None]) -> None:
-        """Run tests with a fault, or none, planted; `then` gets the first test that failed, "timeout", or "" where all passed."""
+        """Run tests with a planted fault or without; call `then` with the first failed test, "timeout", or "" if all passed."""
         while not self.idle:
             self.answer()
         copy = self.idle.pop()
@@ -388,7 +387,7 @@ class Copies:
         pid, status = os.wait()
         copy, said, then = self.running.pop(pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)  # what a test has left running
+            os.killpg(pid, signal.SIGKILL)  # processes that a test has left running
         first = said.read_text(encoding="utf-8") if said.exists() else ""
         self.idle.append(copy)
         if os.waitstatus_to_exitcode(status) == 0:
@@ -402,15 +401,15 @@ class Copies:
 
 
 def _write(path: Path, source: str) -> None:
-    """A module, and no bytecode of what was there: two versions of one second and size would look the same."""
+    """Write a module and remove its bytecode: two versions of the same second and size could not be distinguished."""
     for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         stale.unlink()
     path.write_text(source, encoding="utf-8")
 
 
 def hunted(faults: Iterable[Fault], known: Map, copies: Copies, most: float, again: float = 0.0) -> list[Outcome]:
-    """What becomes of every fault: with `most` seconds of tests, and of those that survive with `again` seconds of the tests that
-    are left. A test that fails on the unchanged tree too is not believed, and the fault is asked again.
+    """Return the outcome of every fault: after `most` seconds of tests and, for survivors, `again` seconds of the remaining tests.
+    A test that also fails on the unchanged tree is ignored, and the fault is tested again.
     """
     outcomes: list[Outcome] = []
     sound: dict[str, bool] = {"collection": True, "timeout": True}
@@ -418,7 +417,7 @@ def hunted(faults: Iterable[Fault], known: Map, copies: Copies, most: float, aga
     alike = equivalent()
     waiting = [*faults]
 
-    def told(outcome: Outcome) -> None:
+    def add(outcome: Outcome) -> None:
         fault, first_look = outcome.fault, outcome.fault not in done
         if outcome.state == "survived" and first_look and again:
             done[fault] = known.tests(fault, most)
@@ -440,16 +439,16 @@ def hunted(faults: Iterable[Fault], known: Map, copies: Copies, most: float, aga
             tests = known.tests(fault, again if fault in done else most, done.get(fault, ()))
             tests = [name for name in tests if sound.get(name, True)]
             if not tests:
-                told(Outcome(fault, "survived" if fault in done else "unreached", "", 0))
+                add(Outcome(fault, "survived" if fault in done else "unreached", "", 0))
                 continue
 
             def ended(
                 first: str, fault: Fault = fault, tests: list[str] = tests, doubted: list[tuple[Fault, str]] = doubted
             ) -> None:
                 if not first:
-                    told(Outcome(fault, "survived", "", len(tests)))
+                    add(Outcome(fault, "survived", "", len(tests)))
                 elif sound.get(first, False):
-                    told(Outcome(fault, "caught", first, len(tests)))
+                    add(Outcome(fault, "caught", first, len(tests)))
                 else:
                     doubted.append((fault, first))
 
@@ -464,11 +463,11 @@ def hunted(faults: Iterable[Fault], known: Map, copies: Copies, most: float, aga
         copies.finish()
         for fault, name in doubted:
             if sound[name]:
-                told(Outcome(fault, "caught", name, 0))
+                add(Outcome(fault, "caught", name, 0))
         waiting = [fault for fault, name in doubted if not sound[name]] + later
     unsound = sorted(name for name, passes in sound.items() if not passes)
     if unsound:
-        print(f"not believed, they fail on the unchanged tree too: {', '.join(unsound)}")
+        print(f"ignored, because they also fail on the unchanged tree: {', '.join(unsound)}")
     return outcomes
 
 
@@ -476,7 +475,7 @@ def summary(outcomes: list[Outcome]) -> str:
     """Rates by package with their 95 % intervals, and the survivors by kind."""
     from model.outcomes.intervals import wilson
 
-    lines = ["package     faults  caught  survived  unreached  equivalent  rate but for those  95 % interval     rate of all"]
+    lines = ["package     faults  caught  survived  unreached  equivalent  rate without these  95 % interval     rate of all"]
     for name in (*PACKAGES, "all"):
         own = [each for each in outcomes if name in ("all", each.fault.path.partition("/")[0])]
         if own:
@@ -491,19 +490,19 @@ def summary(outcomes: list[Outcome]) -> str:
 
 
 def main() -> int:
-    """Draw, plant, run, report; 0 where at least `--least` of each package are caught."""
+    """Draw, plant, run, report; return 0 if at least `--least` of each package are caught."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])  # type: ignore[union-attr]
-    parser.add_argument("--faults", type=int, default=60, help="faults a package")
+    parser.add_argument("--faults", type=int, default=60, help="faults per package")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--packages", default=",".join(PACKAGES))
-    parser.add_argument("--seconds", type=float, default=25.0, help="of tests a fault has to survive [s]")
-    parser.add_argument("--again", type=float, default=60.0, help="of further tests that a survivor of those has to survive [s]")
+    parser.add_argument("--seconds", type=float, default=25.0, help="duration of tests per fault [s]")
+    parser.add_argument("--again", type=float, default=60.0, help="duration of further tests per survivor [s]")
     parser.add_argument("--only", nargs="*", default=[], help="files to plant in, as patterns: 'figures/t*.py'")
     parser.add_argument("--also", nargs="*", default=[], help="test files newer than the map, run for every fault")
     parser.add_argument("--least", type=float, default=0.9, help="share of faults that must be caught")
-    parser.add_argument("--map", type=Path, help="folder of the recorded lines; made where it is missing")
+    parser.add_argument("--map", type=Path, help="folder of the recorded lines; created if missing")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("-o", "--output", type=Path, help="JSON of all faults and what caught them")
+    parser.add_argument("-o", "--output", type=Path, help="JSON of all faults and the tests that caught them")
     asked = parser.parse_args()
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="mutation-") as scratch:
@@ -513,14 +512,14 @@ def main() -> int:
         print(f"lines recorded after {time.perf_counter() - start:.0f} s", flush=True)
         faults = [fault for package in asked.packages.split(",") for fault in drawn(package, asked.faults, asked.seed, asked.only)]
         if not faults:
-            raise SystemExit(f"no place for a fault in {', '.join(asked.only)} of {asked.packages}")
+            raise SystemExit(f"no possible fault in {', '.join(asked.only)} of {asked.packages}")
         known = Map(where, asked.also)
         if not known.seconds:
-            raise SystemExit(f"{where} has lines of no test: remove the folder, and they are recorded anew")
+            raise SystemExit(f"{where} has no lines of tests: remove the folder, to record them again")
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[name] = "1"
         os.environ.setdefault("DECODESIM_DATA", str(ROOT.parent / "shared" / "data"))
-        (Path(scratch) / "shared").symlink_to(ROOT.parent / "shared")  # data that tests look for beside the tree
+        (Path(scratch) / "shared").symlink_to(ROOT.parent / "shared")  # data that tests expect next to the tree
         for library in LIBRARIES:
             importlib.import_module(library)
         outcomes = hunted(faults, known, Copies(Path(scratch), asked.workers), asked.seconds, asked.again)

@@ -119,7 +119,7 @@ def test_survivors_of_the_first_seconds_get_the_tests_that_are_left(
     said = capsys.readouterr().out
     assert said.count("survived (") == 2
     assert "equivalent (3 tests): alike.py:1" in said
-    assert "not believed, they fail on the unchanged tree too: unsound" in said
+    assert "ignored, because they also fail on the unchanged tree: unsound" in said
 
 
 def test_a_listed_fault_with_a_source_line_is_of_that_line_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Contents of a figure as plain data: positions of its points, lines, bars and error bars, and all its texts.
+"""Contents of a figure as plain data: positions of its points, lines, bars and error bars, and all its words.
 
 Tests compare this data, never pixels: positions, labels, axes and units.
 """
@@ -81,7 +81,7 @@ class Shown(NamedTuple):
 
     @property
     def words(self) -> str:
-        """All texts of the figure."""
+        """All words of the figure."""
         parts = [*self.texts]
         for title, entries in self.legends:
             parts += [title, *entries]
@@ -135,7 +135,7 @@ def laid_out(figure: Figure) -> Figure:
 
 
 def words(figure: Figure) -> list[tuple[Text, Bbox]]:
-    """All visible texts, including legends, with their extents [pixels], without arrows."""
+    """All visible words, including legends, with their extents [pixels], without arrows."""
     laid_out(figure)
     parts: list[Text] = [*figure.texts]
     for legend in legends(figure):
@@ -292,7 +292,7 @@ class Layout(NamedTuple):
 
 
 def misplaced(figure: Figure) -> list[str]:
-    """List the misplaced texts: off the page, over each other, over axes that they do not belong to; and notes that begin neither
+    """List misplaced words: off the page, over each other, over axes that they do not belong to; and notes that begin neither
     at the title nor at their axes."""
     placed, page, found = words(figure), figure.bbox, []
     for part, box in placed:

@@ -44,7 +44,7 @@ def compared(theorem: Theorem) -> tuple[dict[str, Any], list[str]]:
     """Record what a theorem states, its examples, and the comparisons made on at least a fifth of the first examples: tolerance,
     range and mean of the compared numbers, so that a change of the test is seen; also return the errors of all examples.
 
-    For a bound, also its range and the number of examples that reach it, so that a looser bound is seen. Numbers in texts are `#`.
+    For a bound, also its range and the number of examples that reach it, so a looser bound is seen. Numbers in strings are `#`.
     For a statement that must not hold, also the number of examples on which it fails.
     """
     seen: Counter[str] = Counter()
