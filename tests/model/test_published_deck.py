@@ -52,8 +52,8 @@ def notes(name: str) -> str:
 
 
 def listed(values: list[float], form: str) -> str:
-    texts = [form.format(value) for value in values]
-    return f"{', '.join(texts[:-1])} and {texts[-1]}"
+    parts = [form.format(value) for value in values]
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 # --- The data -----------------------------------------------------------------------------------------------------------
