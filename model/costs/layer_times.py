@@ -29,18 +29,18 @@ class LayerTimeCosts:
     layer_times
         One time per layer, if layers differ [layer-times].
     early_head, final_head
-        Logits at the exit layer and at the last layer [layer-times].
+        Computing the logits at the exit layer and at the last layer [layer-times].
     dispatch, dispatch_per_process, dispatch_law
         Starting k sub-processes occupies the main process's unit for dispatch + dispatch_per_process * k (`linear`), or
         dispatch + dispatch_per_process * log2(k + 1) (`tree`) [layer-times].
     link
-        From the end of the dispatch to the start of a sub-process [layer-times].
+        Delay between the end of the dispatch and the start of a sub-process [layer-times].
     promotion
         Adopting a sub-process's hidden state and KV cache rows [layer-times].
     propagation
         Computing the keys and values of a layer that a token skipped, from the hidden state at its exit [layer-times].
     state_check
-        Comparing the hidden states of two successive layers, for methods that decide by it about an early exit [layer-times].
+        Comparing the hidden states before and after a layer, by which some early-exit methods decide [layer-times].
     cost_ratio, medium_cost_ratio
         Time of a whole pass of the draft model, and of the medium model of a hierarchy, relative to a pass of the target [-].
     operations_ratio, medium_operations_ratio

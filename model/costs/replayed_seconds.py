@@ -169,7 +169,7 @@ class ReplayedSeconds(PassSeconds):
     def _cooled(self, step: Forward, parts: PartSeconds | None) -> float:
         """Extra time of the layers of a pass because of the time since they last ran [s].
 
-        Their weights have to be loaded from a slower memory, whatever the number of tokens. `parts` is the time of the pass at its
+        Their weights have to be loaded from a slower memory, for any number of tokens. `parts` is the time of the pass at its
         position, if already computed.
         """
         role, width = step.role, len(step.tokens)

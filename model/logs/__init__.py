@@ -1,1 +1,1 @@
-"""Records that are exchanged between programs: position logs, read logs, measured runs and their time spans."""
+"""Records exchanged between programs: position logs, read logs, measured runs and their time spans."""

@@ -1,8 +1,8 @@
-"""Outcomes that are forced on a decoding: a world by rates, for real passes whose weights say nothing.
+"""Forced outcomes: simulated answers with given rates, for real passes of models with random weights.
 
-A model of random weights takes as long as a trained one. What it says is answered by a `model.interpret.simulated_answers.World` in
-its place, whose luck comes of the seed and the replication, by position and purpose (`model.outcomes.random_streams`): the
-simulator meets the same.
+A model with random weights takes as long as a trained one. Its reads are answered by a `model.interpret.simulated_answers.World`
+whose outcomes are drawn from the random streams of a seed and a replication (`model.outcomes.random_streams`), the same as in the
+simulator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from model.outcomes.outcome_laws import Iid
 
 
 def needed(parameters: MethodParameters) -> tuple[str, ...]:
-    """The rates that a choice of a method must be given.
+    """Names of the rates required to force the outcomes of a method with these parameters.
 
     >>> from model.methods.bild import algorithm as bild
     >>> needed(bild.Parameters(24, 8))
@@ -37,29 +37,29 @@ def needed(parameters: MethodParameters) -> tuple[str, ...]:
 def _asked(parameters: MethodParameters) -> tuple[str, ...]:
     for each in parameters.outcomes:
         if each not in KINDS or KINDS[each].forced is None:
-            raise ParameterError(f"outcomes of kind {each} cannot be forced by rates; run this method on models that say something")
+            raise ParameterError(f"outcomes of kind {each} cannot be forced by rates; run this method on trained models")
     return parameters.outcomes
 
 
 def check(method: str, parameters: MethodParameters, rates: Mapping[str, float]) -> None:
-    """Refuse rates that the method cannot have, and missing ones."""
+    """Raise `ParameterError` for rates that the method does not have, and for missing ones."""
     wanted = needed(parameters)
     for name, value in rates.items():
         if name not in wanted:
-            has = f"it has {', '.join(wanted)}" if wanted else "nothing of it is left to chance"
+            has = f"it has {', '.join(wanted)}" if wanted else "it has no random outcomes"
             raise ParameterError(f"{name} is not an outcome of method {method} with these parameters: {has}; leave it out")
         checks.number(name, value, 0, 1)
     for name in wanted:
         if name not in rates:
             raise ParameterError(f"{name} is required: outcomes of method {method} are forced; there is no default")
     if "exit_rate" in wanted and parameters.decides_by_threshold:
-        raise ParameterError("threshold must be left out where exit_rate says who leaves, got both")
+        raise ParameterError("threshold must be left out if exit_rate forces the exits, got both")
 
 
 def world(
     parameters: MethodParameters, prompt: int, tokens: int, rates: Mapping[str, float], *, seed: int = 0, replication: int = 0
 ) -> World:
-    """A world for one decoding of `tokens` tokens behind a prompt of positions 0 to prompt - 1.
+    """World for one decoding of `tokens` tokens after a prompt at positions 0 to prompt - 1.
 
     >>> from model.methods.ppd import algorithm as ppd
     >>> from model.interpret.interpreter import count
@@ -74,7 +74,7 @@ def world(
 
 
 def _law(kind: OutcomeKind, parameters: MethodParameters, rates: Mapping[str, float]) -> Any:
-    """The law in which all positions are alike, and independent of each other."""
+    """Law with independent outcomes and the same rate at every position."""
     if kind.name == "decision":
         return Independent(rates["fallback_rate"], rates["rollback_rate"])
     if kind.name == "exit":

@@ -1,22 +1,22 @@
-"""Measured runs: wall times of real decoding, repeat by repeat, with all that was read in it: what a prediction is held against.
+"""Measured runs: wall times of real decodings with all their repeats and reads, to compare with predictions.
 
-Four files: NAME.json says what ran on what, NAME.parquet holds a row for each timed run, and NAME.reads.json with
-NAME.reads.parquet is the decision log of the decodings (`model.logs.read_log`), from which any of them can be played again.
+There are four files: NAME.json describes models and hardware, NAME.parquet has one row per timed run, and NAME.reads.json with
+NAME.reads.parquet is the read log of the decodings (`model.logs.read_log`), from which they can be replayed.
 
 ==========  ===========================================================================================================
-column      what it holds
+column      content
 ==========  ===========================================================================================================
-decoding    which decoding of the log, from 0: a method, its settings and a prompt
-repeat      how often it had been timed before
-run_order   the place of the run among all: repeats are interleaved, so that whatever drifts drifts for all
-units       units that made its passes: processes of the system, or streams of one GPU, as `unit_kind` of the JSON says
-seconds     from the first step to the last token [s]
-commit_s    when each commit was made, from the start [s]; the first comes behind the prompt
-pass_s      of that in passes, by role in `roles` of the JSON [s]
-read_s      in looking at what passes have made, heads included [s]
-waited      share of the time for which the process was not running: others were [-]
-load        processes that wanted to run in the last minute
-spans       what happened when, of runs over several units (`model.logs.spans`), in seconds from the start
+decoding    number of the decoding in the read log, from 0: a method, its settings and a prompt
+repeat      number of the repeat, from 0
+run_order   position of the run among all runs; repeats are interleaved, so that drift affects all decodings equally
+units       units that made the passes: processes, or streams of one GPU, according to `unit_kind` of the JSON file
+seconds     time from the first step to the last token [s]
+commit_s    time of each commit since the start [s]; the first one follows the prompt
+pass_s      time in passes by role, in the order of `roles` of the JSON file [s]
+read_s      time in reads, logits included [s]
+waited      fraction of the time in which the process did not run because other processes did [-]
+load        mean number of runnable processes in the last minute
+spans       time spans of runs over several units (`model.logs.spans`), from the start [s]
 ==========  ===========================================================================================================
 """
 
@@ -53,17 +53,17 @@ UNITS: Mapping[str, str] = MappingProxyType(
     }
 )  # fmt: skip
 UNIT_KINDS = ("processes", "streams")
-"""What units are: processes of the system with replicas of the model, or streams of the GPU that has the model."""
+"""Kinds of units: processes with replicas of the model, or streams of the GPU that holds the model."""
 MODES = ("eager", "cuda-graph")
-"""How passes were made: kernels launched one by one, or as one graph. Runs that do not say so are of the first."""
+"""Execution of passes: kernels launched one by one (the default), or as one CUDA graph."""
 _KEYS = ("about", "columns", "rows", "reads_sha256")
 LATE_S, LATE = 1e-3, 0.01
-"""How far a part of a run may lie beyond its end [s], and relative to it [-]: two clocks that are read one after the other. Of runs
-over processes, whose answers come in a queue, 0.14 ms were seen."""
+"""Tolerance for parts of a run that end after the run, absolute [s] and relative [-], because two clocks are read one after the
+other. In runs over several processes, whose answers pass through a queue, 0.14 ms were observed."""
 
 
 class RunsDescription(TypedDict):
-    """What a file of measured runs says of all of them."""
+    """Description that all runs of a file share."""
 
     device: str
     dtype: str
@@ -95,9 +95,9 @@ _SPAN: dict[str, Any] = {
     **dict.fromkeys(KEPT, int), **dict.fromkeys(("start", "end"), float), **dict.fromkeys(("what", "fate", "role"), str),
 }  # fmt: skip
 FEWEST = 3
-"""Repeats below which nobody can say how far off a median is."""
+"""Minimum number of repeats for an estimate of the noise."""
 BUSY = 0.1
-"""Share of its time that a run may have waited for others before it counts as disturbed [-]: assumed."""
+"""A run is disturbed if it waited for other processes for more than this fraction of its time [-] (assumed)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,13 +107,12 @@ class MeasuredRuns:
     Parameters
     ----------
     log
-        Each decoding once: a method, its settings, a prompt, what was put out and what was read.
+        Read log with each decoding once: its method, settings, prompt, output and reads.
     table
-        A row for each timed run (columns above).
+        One row per timed run (columns above).
     about
-        The device, its facts and libraries, the shapes of the models by role, how warm they were, and whether outcomes were forced;
-        and what units were of each decoding (`unit_kind`), which are processes where nothing is said; how passes were made
-        (`mode`).
+        Device, machine and library versions; shapes of the models by role; number of warm-up runs; forced outcomes; optionally the
+        kind of units of each decoding (`unit_kind`, default processes) and the execution of passes (`mode`).
     """
 
     log: DecisionLog
@@ -137,35 +136,35 @@ class MeasuredRuns:
 
     @property
     def mode(self) -> str:
-        """How passes were made, one of `MODES`."""
+        """Execution of passes, one of `MODES`."""
         return str(self.about.get("mode", MODES[0]))
 
     @property
     def _unit_kinds(self) -> list[str]:
-        found: list[str] = self.about.get("unit_kind", [UNIT_KINDS[0]] * len(self.log.decodings))
-        return found
+        kinds: list[str] = self.about.get("unit_kind", [UNIT_KINDS[0]] * len(self.log.decodings))
+        return kinds
 
     @cached_property
     def timed(self) -> dict[int, TimedDecoding]:
-        """What was measured of each decoding that was timed."""
-        found = {}
+        """Timed decodings by their number in the read log."""
+        timed = {}
         for number in sorted(set(self.table["decoding"])):
             rows = self.table.filter(self.table["decoding"] == number).sort("repeat")
-            found[int(number)] = TimedDecoding(self.log.decodings[number], rows, self._unit_kinds[number])
-        return found
+            timed[int(number)] = TimedDecoding(self.log.decodings[number], rows, self._unit_kinds[number])
+        return timed
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What makes all of these times doubtful."""
-        found = []
+        """Reasons why all of these times are doubtful."""
+        reasons = []
         if not self.about["warm_ups"]:
-            found.append("no warm-up: first runs take longer")
+            reasons.append("no warm-up: first runs take longer")
         if (fewest := min(each.repeats for each in self.timed.values())) < FEWEST:
-            found.append(f"{fewest} repeats, fewer than {FEWEST}: nobody knows the noise")
+            reasons.append(f"{fewest} repeats, fewer than {FEWEST}: the noise is unknown")
         disturbed = float((self.table["waited"].to_numpy() > BUSY).mean())
         if disturbed > 0.5:
-            found.append(f"heavy load: {disturbed:.0%} of the runs waited for more than {BUSY:.0%} of their time")
-        return tuple(found)
+            reasons.append(f"heavy load: {disturbed:.0%} of the runs waited for more than {BUSY:.0%} of their time")
+        return tuple(reasons)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +174,11 @@ class TimedDecoding:
     decoding: Decoding
     rows: pl.DataFrame
     unit_kind: str = UNIT_KINDS[0]
-    """What units were, where there were several."""
+    """Kind of units, if there are several."""
 
     @property
     def repeats(self) -> int:
-        """How often it was timed."""
+        """Number of repeats."""
         return self.rows.height
 
     @property
@@ -189,64 +188,60 @@ class TimedDecoding:
 
     @cached_property
     def kept(self) -> NDArray[np.bool_]:
-        """Repeats that count, shape (repeats,): those that nothing disturbed, if there are enough, or else all."""
+        """Mask of the repeats that are used, shape (repeats,): the undisturbed ones if there are enough, else all."""
         calm = np.asarray(self.rows["waited"].to_numpy() <= BUSY)
         return calm if calm.sum() >= FEWEST else np.ones_like(calm)
 
     @property
     def disturbed(self) -> bool:
-        """Whether too few repeats went undisturbed, so that all count."""
+        """True if too few repeats were undisturbed, so that all are used."""
         return bool((self.rows["waited"].to_numpy()[self.kept] > BUSY).any())
 
     @cached_property
     def totals(self) -> NDArray[np.float64]:
-        """From the first step to the last token, of the repeats that count [s]."""
+        """Times from the first step to the last token, of the repeats that are used [s]."""
         return np.asarray(self.rows["seconds"].to_numpy()[self.kept], dtype=np.float64)
 
     @cached_property
     def after_first(self) -> NDArray[np.float64]:
-        """From the first commit to the last token, of the repeats that count [s]: what comes before has read the prompt."""
+        """Times from the first commit to the last token, without the prompt, of the repeats that are used [s]."""
         first = np.array([each[0] for each in self.rows["commit_s"].to_list()])[self.kept]
         return np.asarray(self.totals - first)
 
     def median(self, *, prompt: bool = False) -> float:
-        """The middle repeat, with the time until the first commit or without [s]."""
+        """Median time of a repeat, with the time before the first commit if `prompt` is set [s]."""
         return float(np.median(self.totals if prompt else self.after_first))
 
     def noise(self, *, prompt: bool = False) -> float:
-        """How far a repeat is from the middle one, in the median, relative to it [-].
-
-        Behind the first commit as `median` is, or from the start on.
-        """
+        """Median absolute deviation of the repeats, relative to their median [-]; `prompt` as in `median`."""
         times = self.totals if prompt else self.after_first
         middle = np.median(times)
         return float(np.median(np.abs(times - middle)) / middle) if middle > 0 else 0.0
 
     @cached_property
     def middle(self) -> int:
-        """The row of the repeat in the middle, of those that count; of two middle ones the shorter."""
+        """Row of the median repeat among those that are used; for an even number, of the shorter middle one."""
         order = np.argsort(self.after_first, kind="stable")
         return int(np.flatnonzero(self.kept)[order[(len(order) - 1) // 2]])
 
     def spans(self, row: int) -> list[Span]:
-        """What happened when in a repeat, from its start [s]; nothing of runs on one unit."""
+        """Time spans of a repeat, from its start [s]; empty for runs on one unit."""
         return [Span(**each) for each in self.rows["spans"][row].to_list()]
 
     def of_main(self) -> dict[str, float]:
-        """What the main process of several did, and how long [s]: the middle of the repeats that count
-        (`model.logs.spans.of_main`)."""
+        """Time of the main process by kind of span [s], median of the repeats that are used (`model.logs.spans.of_main`)."""
         repeats = [spans.of_main(self.spans(row)) for row in np.flatnonzero(self.kept).tolist()]
         names = dict.fromkeys(name for each in repeats for name in each)
         return {name: float(np.median([each.get(name, 0.0) for each in repeats])) for name in names}
 
     def part(self, name: str, index: int | None = None) -> float:
-        """The middle of `pass_s`, of one role by its index, or of `read_s` [s]."""
+        """Median of column `name` [s]: `read_s`, or `pass_s` of the role with this index."""
         values = [each if index is None else each[index] for each in self.rows[name].to_list()]
         return float(np.median(np.array(values)[self.kept]))
 
 
 def _check_rows(table: pl.DataFrame, log: DecisionLog) -> None:
-    """Refuse measurements that cannot be, by their row, counted from 1, and their column."""
+    """Raise `ParameterError` for impossible measurements, with row (counted from 1) and column."""
     typed_values.check_columns(table, _COLUMNS)
     every = np.arange(table.height)
     whole = {name: table[name].to_numpy() for name in ("decoding", "repeat", "run_order", "units")}
@@ -264,13 +259,13 @@ def _check_rows(table: pl.DataFrame, log: DecisionLog) -> None:
     refuse("seconds", ~(np.isfinite(seconds) & (seconds > 0)), seconds, "above 0")
     for name, high in (("read_s", math.inf), ("waited", 1.0), ("load", math.inf)):
         values = table[name].to_numpy().astype(np.float64)
-        unknown = np.isnan(values) & (name == "load")  # not every system says it
+        unknown = np.isnan(values) & (name == "load")  # not available on every system
         bad = ~((np.isfinite(values) & (values >= 0) & (values <= high)) | unknown)
         refuse(name, bad, values, "at least 0" if high == math.inf else f"between 0 and {high:g}")
     _refuse_doubled(whole)
 
     def flat(name: str) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-        """All elements of a column of lists, the row of each, and how many each row has."""
+        """All elements of a column of lists, their rows, and the number of elements per row."""
         sizes = table[name].list.len().to_numpy().astype(np.int64)
         values = np.array([each for row in table[name].to_list() for each in row], dtype=np.float64)
         return values, np.repeat(every, sizes), sizes
@@ -284,7 +279,7 @@ def _check_rows(table: pl.DataFrame, log: DecisionLog) -> None:
     refuse("pass_s", over, parts, "with read_s at most the run's seconds")
     commits, rows, sizes = flat("commit_s")
     made = np.array([len(log.decodings[number].commits) for number in whole["decoding"]])
-    refuse("decoding", made == 0, whole["decoding"], "one that has put something out")
+    refuse("decoding", made == 0, whole["decoding"], "one with at least one commit")
     refuse("commit_s", sizes != made, sizes, "as many times as the decoding has commits")
     refuse("commit_s", ~(np.isfinite(commits) & (commits >= 0)), commits, "at least 0", rows)
     fell = np.append(False, (np.diff(commits) < 0) & (np.diff(rows) == 0))
@@ -296,26 +291,26 @@ def _check_rows(table: pl.DataFrame, log: DecisionLog) -> None:
 
 
 def _last(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The last element of each list of these sizes, none of which is empty."""
+    """Last element of each list of these sizes, which are above 0."""
     return np.asarray(values[np.cumsum(sizes) - 1])
 
 
 def _refuse_doubled(whole: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse a repeat that is there twice, and a decoding over several numbers of units."""
+    """Raise `ParameterError` for duplicate repeats, and for decodings with several numbers of units."""
     seen: dict[tuple[int, int], int] = {}
     units: dict[int, tuple[int, int]] = {}
     for row, (decoding, repeat, held) in enumerate(zip(whole["decoding"], whole["repeat"], whole["units"], strict=True), 1):
         before = seen.setdefault((int(decoding), int(repeat)), row)
         if before != row:
             what = f"decoding {decoding} was timed for repeat {repeat} in row {before} already"
-            raise ParameterError(f"row {row}, column repeat: {what}; remove the rows that are there twice")
-        there, where = units.setdefault(int(decoding), (int(held), row))
-        if there != held:
-            raise ParameterError(f"row {row}, column units: must be {there}, as decoding {decoding} had in row {where}, got {held}")
+            raise ParameterError(f"row {row}, column repeat: {what}; remove duplicate rows")
+        first, where = units.setdefault(int(decoding), (int(held), row))
+        if first != held:
+            raise ParameterError(f"row {row}, column units: must be {first}, as decoding {decoding} had in row {where}, got {held}")
 
 
 def _check_spans(table: pl.DataFrame, late: NDArray[np.float64], units: NDArray[Any]) -> None:
-    """Refuse what is said to have happened before a run, after it, backwards, or on a unit that it did not have."""
+    """Raise `ParameterError` for a span outside its run, with its end before its start, or on a unit that the run lacks."""
     held = table["spans"].list.len().to_numpy()
     if not held.any():
         return
@@ -333,12 +328,12 @@ def _check_spans(table: pl.DataFrame, late: NDArray[np.float64], units: NDArray[
     ):
         if bad.any():
             at = int(np.argmax(bad))
-            said = f"unit {unit[at]} from {start[at]:g} to {end[at]:g} s"
-            raise ParameterError(f"row {rows[at] + 1}, column spans: {what}, got {said}")
+            span = f"unit {unit[at]} from {start[at]:g} to {end[at]:g} s"
+            raise ParameterError(f"row {rows[at] + 1}, column spans: {what}, got {span}")
 
 
 def save(runs: MeasuredRuns, where: str | Path) -> Path:
-    """Write the four files; the path of NAME.json, which is written last."""
+    """Write the four files and return the path of NAME.json, which is written last."""
     path = json_of(where)
     reads = read_log.save(runs.log, _reads_of(path))
     digest = hashlib.sha256(reads.read_bytes()).hexdigest()
@@ -350,7 +345,7 @@ def save(runs: MeasuredRuns, where: str | Path) -> Path:
 
 
 def load(where: str | Path) -> MeasuredRuns:
-    """Measured runs by their NAME.json. They import nothing: methods are only named, and must be known or allowed here."""
+    """Load measured runs from NAME.json. Nothing is imported: methods are only named, and must be known or allowed."""
     path = json_of(where)
     try:
         said, table = json_and_parquet.load(
@@ -366,22 +361,22 @@ def load(where: str | Path) -> MeasuredRuns:
             raise ParameterError(f"its read log {reads.name} is missing from the same folder") from None
         if hashlib.sha256(content).hexdigest() != said["reads_sha256"]:
             raise ParameterError(f"its read log {reads.name} is not the one that it was written with; restore both")
-        found = MeasuredRuns(read_log.load(reads), table, said["about"])
-        for number, each in enumerate(found.log.decodings):
+        runs = MeasuredRuns(read_log.load(reads), table, said["about"])
+        for number, each in enumerate(runs.log.decodings):
             try:
                 replay.parameters_of(each)
             except ParameterError as error:
                 raise ParameterError(f"decoding {number}: {error}") from None
-        return found
+        return runs
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
 
 
 def json_of(where: str | Path) -> Path:
-    """The path of NAME.json, checked."""
+    """Path of NAME.json, checked."""
     path = Path(where)
     if path.suffix != ".json" or not path.stem or path.name.endswith(".reads.json"):
-        raise ParameterError(f"measured runs must be named NAME.json, got {checks.shown(path.name)}; tables are put beside it")
+        raise ParameterError(f"measured runs must be named NAME.json, got {checks.shown(path.name)}; tables go to the same folder")
     return path
 
 

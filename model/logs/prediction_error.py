@@ -1,7 +1,7 @@
-"""Predicted times against measured ones: errors by method beside the noise, and whether settings are ordered rightly.
+"""Comparison of predicted and measured times: errors by method relative to the noise, and the ranking of settings.
 
-All of it is computed from rows as `sim compare` writes them, a row for each measured decoding: method, settings, prompt, tokens,
-predicted_s and measured_s [s], error = predicted / measured - 1 [-], and noise, how far a repeat is from the middle one [-].
+The input is a table written by `sim compare` with one row per measured decoding: method, settings, prompt, tokens, predicted_s and
+measured_s [s], error = predicted / measured - 1 [-], and noise, the median deviation of a repeat from the median repeat [-].
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     import polars as pl
 
 BAND = 0.05
-"""An error up to here is a good one, or up to 1.5 times the noise [-]."""
+"""Largest acceptable median error if the noise is small [-]."""
 NOISES = 1.5
+"""Largest acceptable median error in multiples of the noise [-]."""
 PARTS = (*ROLES, "reads", "transfers", "waiting", "rest")
-"""What the whole time of a run goes into: passes of each model, heads with reads, starting and taking over processes, waiting for
-them, and everything else. Over several processes it is the main one's time, which reads what its passes have made."""
+"""Parts of the time of a run: passes of each model; logits and reads; starting and adopting processes; waiting for them; the rest.
+With several processes it is the time of the main process, which does the reads."""
 
 
 def floor(noise: ArrayLike) -> float:
-    """How far off a prediction may be for the noise of these measurements alone: 1.5 times their median [-].
+    """Error of predictions that noise alone can explain: 1.5 times the median noise of the measurements [-].
 
     >>> round(floor([0.02, 0.04, 0.3]), 3)
     0.06
@@ -34,7 +35,7 @@ def floor(noise: ArrayLike) -> float:
 
 
 def bound(noise: ArrayLike) -> float:
-    """What the median error of measurements with such noise may be: 5 %, or the floor of the noise where that is more [-].
+    """Largest acceptable median error: 5 % or the `floor` of the noise, whichever is larger [-].
 
     >>> bound([0.01, 0.02]), round(bound([0.02, 0.04, 0.3]), 3)
     (0.05, 0.06)
@@ -43,7 +44,7 @@ def bound(noise: ArrayLike) -> float:
 
 
 def choices(table: pl.DataFrame) -> int:
-    """How many choices of a method's parameters there are, or of the rates that forced its outcomes.
+    """Number of different settings of methods, counting different forced rates separately.
 
     >>> import polars as pl
     >>> choices(pl.DataFrame({"method": ["ppd", "ppd", "bild"], "settings": ["a", "b", "b"], "prompt": "x"}))
@@ -53,33 +54,36 @@ def choices(table: pl.DataFrame) -> int:
 
 
 def by_method(table: pl.DataFrame) -> list[dict[str, Any]]:
-    """Errors of each method: median, ninth decile and worst, beside the bound that noise allows; `held` where they keep it.
+    """Errors of each method: median, 90 % quantile and worst, with the bound that noise allows; `held` if they keep within it.
+
+    `held` requires a median error within the bound and a 90 % quantile within twice the bound.
 
     >>> import polars as pl
     >>> rows = {"method": "ppd", "settings": ["a", "b", "b"], "error": [0.01, -0.03, 0.2], "noise": [0.01, 0.02, 0.03]}
-    >>> [found] = by_method(pl.DataFrame(rows))
-    >>> found["settings"], found["median_error"], found["worst_error"], found["bias"], found["bound"]
+    >>> [row] = by_method(pl.DataFrame(rows))
+    >>> row["settings"], row["median_error"], row["worst_error"], row["bias"], row["bound"]
     (2, 0.03, 0.2, 0.01, 0.05)
-    >>> found["held"]  # nine of ten would have to be within twice the bound
+    >>> row["held"]  # the 90 % quantile exceeds twice the bound
     False
     """
     rows = []
     for method in dict.fromkeys(table["method"]):
-        own = table.filter(table["method"] == method)
-        errors, noise = np.abs(own["error"].to_numpy()), own["noise"].to_numpy()
+        runs = table.filter(table["method"] == method)
+        errors, noise = np.abs(runs["error"].to_numpy()), runs["noise"].to_numpy()
         allowed = bound(noise)
         rows.append({
-            "method": method, "runs": own.height, "settings": choices(own), "median_error": float(np.median(errors)),
+            "method": method, "runs": runs.height, "settings": choices(runs), "median_error": float(np.median(errors)),
             "p90_error": float(np.quantile(errors, 0.9)), "worst_error": float(errors.max()),
-            "bias": float(np.median(own["error"].to_numpy())), "noise": float(np.median(noise)), "bound": allowed,
+            "bias": float(np.median(runs["error"].to_numpy())), "noise": float(np.median(noise)), "bound": allowed,
             "held": bool(np.median(errors) <= allowed and np.quantile(errors, 0.9) <= 2 * allowed),
         })  # fmt: skip
     return rows
 
 
 def ranking(table: pl.DataFrame) -> tuple[int, int]:
-    """Of pairs of settings on one prompt that differ in measured time by more than twice the noise: how many, and how many of
-    them the prediction orders rightly.
+    """Return (pairs, correct): pairs of settings whose measured times are distinguishable, and those that are predicted in order.
+
+    Two settings on the same prompt are distinguishable if their times per token differ by more than twice the noise.
 
     >>> import polars as pl
     >>> times = {"measured_s": [1.0, 1.01, 2.0], "predicted_s": [3.0, 1.0, 2.0]}
@@ -88,10 +92,10 @@ def ranking(table: pl.DataFrame) -> tuple[int, int]:
     """
     pairs = right = 0
     for prompt in dict.fromkeys(table["prompt"]):
-        own = table.filter(table["prompt"] == prompt)
-        measured, predicted = (own[name].to_numpy() / own["tokens"].to_numpy() for name in ("measured_s", "predicted_s"))
-        noise = own["noise"].to_numpy() * measured
-        for one in range(own.height):
+        runs = table.filter(table["prompt"] == prompt)
+        measured, predicted = (runs[name].to_numpy() / runs["tokens"].to_numpy() for name in ("measured_s", "predicted_s"))
+        noise = runs["noise"].to_numpy() * measured
+        for one in range(runs.height):
             for other in range(one):
                 if abs(measured[one] - measured[other]) > 2 * max(noise[one], noise[other]):
                     pairs += 1

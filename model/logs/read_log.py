@@ -1,26 +1,25 @@
-"""Logs of decisions: what models said during decodings, read by read, as a table and a JSON file beside it
-(`model.base.json_and_parquet`).
+"""Read logs: the models' answers during decodings, read by read, as a table and a JSON file (`model.base.json_and_parquet`).
 
-Part `own`: a method's own decisions, every read and its answer in the order that they were asked, a row each.
+Part `own` contains the decisions of the method itself: one row per read, in order.
 
 ===========  ==========================================================================================================
-column       what it holds
+column       content
 ===========  ==========================================================================================================
-decoding     which decoding, from 0: an entry of `decodings` in the JSON
-order        the place of the read in its decoding, from 0
-kind         what was asked (`model.steps.Read`)
-role, layer  of which model, behind which of its layers
-at, tail     the pass: the cache position of its first token, and its tokens
-position     of the token that the read is about; of several hypotheses that of their pass
-sequence     the sequence of a batch, by its number
-offset       the position of the pass that was read, from its end
-width        how many answers were asked for
-token        the token that was asked about, where one was
-hypotheses   of several hypotheses, their tokens by their index in the pass, and their scores
-number       the answer where it is a number: a chance, a confidence, a distance [nats]
-tokens       the answer where it is a token or several, best first
-follows      of continuations of hypotheses, whose they are
-scores       and how likely both are together, the logarithm [nats]
+decoding     number of the decoding, from 0: an entry of `decodings` in the JSON file
+order        number of the read within its decoding, from 0
+kind         kind of the read (`model.steps.Read`)
+role, layer  model, and number of its layers that the output has passed
+at, tail     the pass: cache position of its first token, and its tokens
+position     position of the predicted token; for reads of several hypotheses that of the pass
+sequence     number of the sequence in a batch
+offset       index of the token that was read, from the end of the pass
+width        number of answers requested
+token        token whose probability, confidence or distance was read, if any
+hypotheses   for reads of several hypotheses: index of their last tokens in the pass, and their scores
+number       the answer if it is a number: probability, confidence [-] or distance [nats]
+tokens       the answer if it is one or several tokens, best first
+follows      for continuations of hypotheses: index of the hypothesis' last token
+scores       for continuations of hypotheses: log-probability of hypothesis and token [nats]
 ===========  ==========================================================================================================
 """
 
@@ -46,7 +45,7 @@ SCHEMA_VERSION = 2
 PARTS = ("own",)
 KINDS: tuple[str, ...] = get_args(get_type_hints(Read)["kind"])
 NUMBERS = ("probability", "uniform", "confidence", "saturation", "distance")
-"""Reads whose answer is a number."""
+"""Kinds of reads whose answer is a number."""
 UNITS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("decoding", "order"), "1"), "kind": "name", "role": "name",
@@ -91,7 +90,7 @@ class _Decoding(TypedDict):
 
 
 class _ReadLogHeader(TypedDict):
-    """What the JSON file of a log says."""
+    """Content of the JSON file of a log."""
 
     part: str
     source: str
@@ -110,22 +109,22 @@ _COLUMNS: dict[str, Any] = {
     **dict.fromkeys(("tokens", "follows", "tail"), list[int]), "scores": list[float], "hypotheses": list[dict[str, Any]],
 }  # fmt: skip
 _NOT_ALWAYS = frozenset(("token", "number", "tokens", "follows", "scores", "hypotheses"))
-"""Columns that not every kind of read has."""
+"""Columns that are null for some kinds of reads."""
 _KEYS = ("part", "source", "models", "sampling", "seed", "date", "versions", "decodings", "columns", "rows")
 
 
 @dataclass(frozen=True, eq=False)
 class DecisionLog:
-    """Decodings with all that was read in them, and what they were made with.
+    """Read log: decodings with all their reads, and the models and settings that produced them.
 
     Parameters
     ----------
     names
-        What each decoding's prompt is called.
+        Name of each decoding's prompt.
     models
-        By role what is known of each model: name, checksum of its weights, layers.
+        By role: name, checksum of the weights and number of layers of each model.
     sampling, seed
-        The law that tokens were drawn from, if any were, and what the luck came of.
+        Sampling parameters (None for greedy decoding), and random seed.
     """
 
     decodings: tuple[Decoding, ...]
@@ -139,23 +138,23 @@ class DecisionLog:
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.decodings):
-            raise ParameterError(f"names must be as many as decodings, {len(self.decodings)}, got {len(self.names)}")
+            raise ParameterError(f"names must have one for each of {len(self.decodings)} decodings, got {len(self.names)}")
         if not self.decodings:
             raise ParameterError("a log must have at least one decoding, got none")
         checks.whole("seed", self.seed, 0)
 
     def table(self) -> pl.DataFrame:
-        """A row for each read."""
+        """Table with one row per read."""
         import polars as pl
 
-        whole, words, some = pl.Int64, pl.String, pl.List(pl.Int64)
-        schema: dict[str, Any] = dict.fromkeys(UNITS, whole) | {"kind": words, "role": words, "number": pl.Float64}
-        schema |= {"tokens": some, "follows": some, "scores": pl.List(pl.Float64), "tail": some}
+        integers = pl.List(pl.Int64)
+        schema: dict[str, Any] = dict.fromkeys(UNITS, pl.Int64) | {"kind": pl.String, "role": pl.String, "number": pl.Float64}
+        schema |= {"tokens": integers, "follows": integers, "scores": pl.List(pl.Float64), "tail": integers}
         schema |= {"hypotheses": pl.List(pl.Struct({"token": pl.Int64, "score": pl.Float64}))}
         columns: dict[str, list[Any]] = {name: [] for name in UNITS}
-        for text, decoding in enumerate(self.decodings):
+        for number, decoding in enumerate(self.decodings):
             for order, each in enumerate(decoding.reads):
-                row = {"decoding": text, "order": order, **_row(each)}
+                row = {"decoding": number, "order": order, **_row(each)}
                 for name, values in columns.items():
                     values.append(row.get(name))
         return pl.DataFrame(columns, schema=schema)
@@ -163,15 +162,15 @@ class DecisionLog:
 
 def _row(each: Answered) -> dict[str, Any]:
     asked = each.question
-    found = {name: getattr(asked, name) for name in ("kind", "role", "layer", "at", "position", "offset", "width", "token")}
-    found |= {"sequence": asked.sequence, "tail": [*asked.tail]}
+    row = {name: getattr(asked, name) for name in ("kind", "role", "layer", "at", "position", "offset", "width", "token")}
+    row |= {"sequence": asked.sequence, "tail": [*asked.tail]}
     if asked.hypotheses:
-        found["hypotheses"] = [{"token": token, "score": score} for token, score in asked.hypotheses]
+        row["hypotheses"] = [{"token": token, "score": score} for token, score in asked.hypotheses]
     if asked.kind in NUMBERS:
-        return found | {"number": float(each.answer)}
+        return row | {"number": float(each.answer)}
     if asked.kind == "beams":
-        return found | {name: [getattr(one, key) for one in each.answer] for name, key in _CONTINUATION}
-    return found | {"tokens": each.answer if isinstance(each.answer, list) else [each.answer]}
+        return row | {name: [getattr(one, key) for one in each.answer] for name, key in _CONTINUATION}
+    return row | {"tokens": each.answer if isinstance(each.answer, list) else [each.answer]}
 
 
 _CONTINUATION = (("tokens", "token"), ("follows", "follows"), ("scores", "score"))
@@ -194,39 +193,40 @@ def _answered(row: Mapping[str, Any]) -> Answered:
     return Answered(asked, answer)
 
 
-# --- files ---
+# --- Files ---
 
 
 def save(log: DecisionLog, where: str | Path) -> Path:
-    """Write FILE.parquet and FILE.json beside it, by the name of either; whole or not at all. The path of the JSON."""
+    """Write FILE.parquet and FILE.json, given the name of either, both or neither; return the path of the JSON file."""
     table = log.table()
-    said = {
+    content = {
         "schema_version": SCHEMA_VERSION, "part": "own", "source": log.source, "models": log.models, "sampling": log.sampling,
         "seed": log.seed, "date": log.date, "versions": dict(log.versions),
-        "decodings": [_text(name, each) for name, each in zip(log.names, log.decodings, strict=True)], "columns": dict(UNITS),
-        "rows": table.height,
+        "decodings": [_decoding_row(name, each) for name, each in zip(log.names, log.decodings, strict=True)],
+        "columns": dict(UNITS), "rows": table.height,
     }  # fmt: skip
-    return json_and_parquet.save(json_of(where), said, table)
+    return json_and_parquet.save(json_of(where), content, table)
 
 
 def json_of(where: str | Path) -> Path:
-    """The JSON file of a log that is named by either of its two.
+    """Path of a log's JSON file, given the name of either of its two files.
 
     >>> json_of("runs/own.parquet").name
     'own.json'
     """
     path = Path(where)
     if path.suffix not in (".parquet", ".json") or not path.stem:
-        raise ParameterError(f"a log must be named FILE.parquet, got {checks.shown(path.name)}; its JSON is put beside it")
+        name = checks.shown(path.name)
+        raise ParameterError(f"a log must be named FILE.parquet, got {name}; FILE.json is written to the same folder")
     return path.with_suffix(".json")
 
 
-def _stops(said: Any) -> tuple[int, ...]:
-    """Tokens that end a text; a file may say none, or one by itself."""
-    return () if said is None else (said,) if isinstance(said, int) else tuple(said)
+def _stops(stop: Any) -> tuple[int, ...]:
+    """Tokens that end a sequence; files contain a list, a single token or null."""
+    return () if stop is None else (stop,) if isinstance(stop, int) else tuple(stop)
 
 
-def _text(name: str, decoding: Decoding) -> dict[str, Any]:
+def _decoding_row(name: str, decoding: Decoding) -> dict[str, Any]:
     passes = [
         kind.row() | dict(zip(("passes", "attended", "read"), counts, strict=True))
         for kind, counts in decoding.account.passes_by_kind.items()
@@ -235,24 +235,24 @@ def _text(name: str, decoding: Decoding) -> dict[str, Any]:
     return {
         "name": name, **{key: getattr(decoding, key) for key in same}, "settings": plain(decoding.settings),
         "prompt": [*decoding.prompt], "stop": [*decoding.stop],
-        "commits": [_said(commit) for commit in decoding.commits], "passes": passes,
+        "commits": [_commit_row(commit) for commit in decoding.commits], "passes": passes,
         "adoptions": decoding.account.adoptions, "adopted_rows": decoding.account.adopted_rows,
     }  # fmt: skip
 
 
-def _said(commit: Commit) -> dict[str, Any]:
-    """The fields of a commit; its sequence only where those of a batch commit separately."""
-    found = commit._asdict()
-    number = found.pop("sequence")
-    return found if number is None else {**found, "sequence": number}
+def _commit_row(commit: Commit) -> dict[str, Any]:
+    """Fields of a commit; `sequence` only if the sequences of a batch commit separately."""
+    row = commit._asdict()
+    number = row.pop("sequence")
+    return row if number is None else {**row, "sequence": number}
 
 
-def _commit(said: Mapping[str, Any]) -> Commit:
-    return Commit(said["kind"], tuple(said["tokens"]), said["drafted"], said["back"], said.get("sequence"))
+def _commit(row: Mapping[str, Any]) -> Commit:
+    return Commit(row["kind"], tuple(row["tokens"]), row["drafted"], row["back"], row.get("sequence"))
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON can say them, which knows no infinity.
+    """Settings converted for JSON, which has no infinity.
 
     >>> plain({"rollback_threshold": float("inf"), "lengths": (3, 4)})
     {'rollback_threshold': 'inf', 'lengths': [3, 4]}
@@ -267,26 +267,26 @@ def _full(value: Any) -> Any:
 
 
 def load(where: str | Path) -> DecisionLog:
-    """A log by the name of either of its files. Nothing of it is run: methods are only named."""
+    """Load a log, given the name of either of its files. Nothing is executed: methods are only named."""
     path = json_of(where)
     try:
-        said, table = json_and_parquet.load(path, _KEYS, "a log of decisions", SCHEMA_VERSION, "decode it again")
+        said, table = json_and_parquet.load(path, _KEYS, "a read log", SCHEMA_VERSION, "decode it again")
         typed_values.check(said, _ReadLogHeader, "")
         checks.one_of("part", said["part"], PARTS)
         if said["columns"] != dict(UNITS) or [*table.columns] != [*UNITS] or table.height != said["rows"]:
             raise ParameterError(f"columns must be {', '.join(UNITS)}, with {said['rows']} rows; decode it again")
         if said["decodings"]:
             _check_table(table, len(said["decodings"]))
-        texts = [*_texts(said["decodings"], table)]
+        decodings = tuple(_decodings(said["decodings"], table))
         names = tuple(each["name"] for each in said["decodings"])
         more = {key: said[key] for key in ("models", "sampling", "seed", "date", "versions", "source")}
-        return DecisionLog(tuple(texts), names, **more)
+        return DecisionLog(decodings, names, **more)
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
 
 
-def _check_table(table: pl.DataFrame, texts: int) -> None:
-    """Refuse rows that are of no text, or whose answer is not of their kind; rows count from 1."""
+def _check_table(table: pl.DataFrame, decodings: int) -> None:
+    """Raise `ParameterError` for a row of an unknown decoding, or whose answer does not fit its kind; rows count from 1."""
     import polars as pl
 
     typed_values.check_columns(table, _COLUMNS, _NOT_ALWAYS)
@@ -297,13 +297,14 @@ def _check_table(table: pl.DataFrame, texts: int) -> None:
     answer = pl.when(col("kind").is_in([*NUMBERS])).then(col("number").is_not_null()).otherwise(col("tokens").list.len() > 0)
     same = (col("tokens").list.len() == col("follows").list.len()) & (col("tokens").list.len() == col("scores").list.len())
     whole = table.select(
-        decoding=(col("decoding") >= 0) & (col("decoding") < texts),
+        decoding=(col("decoding") >= 0) & (col("decoding") < decodings),
         kind=col("kind").is_in([*KINDS]),
         number=answer.fill_null(False),
         follows=((col("kind") != "beams") | same).fill_null(False),
     )
     bounds = {
-        "decoding": f"between 0 and {texts - 1}", "kind": f"one of {', '.join(KINDS)}", "number": "an answer, here or in tokens",
+        "decoding": f"between 0 and {decodings - 1}", "kind": f"one of {', '.join(KINDS)}",
+        "number": "an answer, here or in tokens",
         "follows": "as many as tokens and scores",
     }  # fmt: skip
     for name, bound in bounds.items():
@@ -313,13 +314,13 @@ def _check_table(table: pl.DataFrame, texts: int) -> None:
             raise ParameterError(f"row {row + 1}, column {name}: must be {bound}, got {checks.shown(table[name].to_list()[row])}")
 
 
-def _texts(said: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding]:
-    if not said:
+def _decodings(listed: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding]:
+    if not listed:
         return
-    reads: list[list[Answered]] = [[] for _ in said]
+    reads: list[list[Answered]] = [[] for _ in listed]
     for row in table.sort("decoding", "order").iter_rows(named=True):
         reads[row["decoding"]].append(_answered(row))
-    for each, own in zip(said, reads, strict=True):
+    for each, answered in zip(listed, reads, strict=True):
         for key in sorted({*each} - {*_Decoding.__annotations__}):
             raise ParameterError(f"unknown key {key} of a decoding; {checks.nearest(key, _Decoding.__annotations__)}")
         commits = tuple(_commit(one) for one in each["commits"])
@@ -336,5 +337,5 @@ def _texts(said: list[dict[str, Any]], table: pl.DataFrame) -> Iterator[Decoding
         yield Decoding(
             each["method"], settings, tuple(each["prompt"]), each["max_tokens"], commits, account, _stops(each["stop"]),
             each["seconds"],
-            tuple(own),
+            tuple(answered),
         )  # fmt: skip

@@ -1,6 +1,6 @@
-"""A decoding that has happened: what was put out, which passes were made, and what every read was answered.
+"""Record of a decoding: its output, its passes, and the answer to every read.
 
-Whoever decodes with real models hands this over; whoever replays or judges it takes this. No tensor, no clock but the seconds.
+Decoders with real models produce it; replays and comparisons consume it. It contains no tensors, and no times except the total.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ class ModelIdentity(TypedDict):
 
 
 class Question(NamedTuple):
-    """What a read asks, in words that need no output: of which pass, and about which of its positions."""
+    """A read described without an output object: its pass, and the position that it reads."""
 
     kind: str
     role: str
     layer: int
-    """Behind which it reads."""
+    """Number of layers of the model that the output has passed."""
     position: int
-    """Of the token that it is about; of several hypotheses the pass's own."""
+    """Position of the predicted token; for reads of several hypotheses the position of the pass."""
     sequence: int
-    """The sequence of a batch, by its number."""
+    """Number of the sequence in a batch; 0 without a batch."""
     token: int | None
-    """The token that is asked about, where one is."""
+    """The token whose probability, confidence or distance is read, if any."""
     at: int
-    """The cache position of the pass."""
+    """Cache position of the pass."""
     tail: tuple[int, ...]
-    """The pass's tokens."""
+    """Tokens of the pass."""
     offset: int
     width: int
     hypotheses: tuple[tuple[int, float], ...]
 
 
 class Answered(NamedTuple):
-    """A read and its answer, as it was asked for during a run."""
+    """A read of a run and its answer."""
 
     question: Question
     answer: Any
 
 
 def question(step: Read, output: Forward) -> Question:
-    """The question of a read of what this pass has made.
+    """Describe a read of the output of this pass.
 
     >>> from model.steps import LayerSpan
-    >>> found = question(Read("next", None, -2), Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), heads=3))
-    >>> found.position, found.at, found.tail
+    >>> asked = question(Read("next", None, -2), Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), heads=3))
+    >>> asked.position, asked.at, asked.tail
     (7, 5, (7, 8, 9))
     """
     kind, offset, at = step.kind, step.offset, output.at
@@ -78,19 +78,19 @@ class Decoding:
     Parameters
     ----------
     method, settings
-        The method's name, or the dotted path of its module (imported where that is allowed), and its parameters by their names.
+        Name of the method, or dotted path of its module (imported only if allowed), and its parameters by name.
     prompt
-        The tokens that were given, at least one.
+        Tokens of the prompt, at least one.
     max_tokens, stop
-        How many tokens were asked for, and the tokens that would have ended the text before.
+        Number of tokens requested, and tokens that end a sequence earlier.
     commits
-        What was put out, in order.
+        The emitted tokens, commit by commit.
     account
         The passes that were made.
     seconds
-        How long it took [s], measured with warm models, the prompt's passes included; None where nobody looked.
+        Duration with warm models, including the passes over the prompt [s]; None if not measured.
     reads
-        Every read and its answer in the order that they were asked; empty where no log was kept.
+        All reads and their answers in order; empty if not logged.
     """
 
     method: str
@@ -109,73 +109,74 @@ class Decoding:
         checks.whole("max_tokens", self.max_tokens, 1, checks.MAX_TOKENS)
         if self.seconds is not None:
             checks.number("seconds", self.seconds, 0)
-        there = 0
+        length = 0
         for number, commit in enumerate(self.commits):
-            if not 0 <= commit.back <= there:
-                raise ParameterError(f"commit {number} must replace at most the {there} tokens before it, got back={commit.back}")
-            there += len(commit.tokens) - commit.back
+            if not 0 <= commit.back <= length:
+                raise ParameterError(f"commit {number} must replace at most the {length} tokens before it, got back={commit.back}")
+            length += len(commit.tokens) - commit.back
 
     @cached_property
     def tokens(self) -> tuple[int, ...]:
-        """What was put out in the end."""
-        return tuple(token for token, _ in self._written)
+        """The generated tokens, after all replacements."""
+        return tuple(token for token, _ in self._generated)
 
     @property
     def producers(self) -> tuple[str, ...]:
-        """Who gave each token: `draft` where a draft was accepted, `target` behind one, else what the commit was called.
+        """Source of each token: `draft` for accepted drafts, `target` for the last token of a round, else the commit's kind.
 
-        Of a commit with drafted tokens all but the last are the draft's: so is it written (`model.steps.Commit`). The token that
-        ends a text counts as the target's, whoever wrote it first.
+        In a commit with drafts all tokens but the last are accepted drafts (`model.steps.Commit`). The token that ends a sequence
+        therefore counts as the target's, even if it was drafted.
         """
-        return tuple(who for _, who in self._written)
+        return tuple(source for _, source in self._generated)
 
     @cached_property
-    def _written(self) -> list[tuple[int, str]]:
-        found: list[tuple[int, str]] = []
+    def _generated(self) -> list[tuple[int, str]]:
+        """Tokens with their sources."""
+        generated: list[tuple[int, str]] = []
         for commit in self.commits:
-            own = "target" if commit.kind == "round" else commit.kind
+            last = "target" if commit.kind == "round" else commit.kind
             drafted = 0 if commit.drafted is None else len(commit.tokens) - 1
-            whose = [*["draft"] * drafted, *[own] * (len(commit.tokens) - drafted)]
-            found[len(found) - commit.back :] = zip(commit.tokens, whose, strict=True)
-        return found
+            sources = [*["draft"] * drafted, *[last] * (len(commit.tokens) - drafted)]
+            generated[len(generated) - commit.back :] = zip(commit.tokens, sources, strict=True)
+        return generated
 
     @property
     def rounds(self) -> Counter[tuple[int, int]]:
-        """How many rounds had so many tokens (accepted, drafted)."""
+        """Number of rounds by (accepted tokens, drafted tokens)."""
         rounds = ((len(each.tokens) - each.back - 1, each.drafted) for each in self.commits if each.drafted is not None)
         return Counter((accepted, drafted) for accepted, drafted in rounds)
 
 
 class Drafting(NamedTuple):
-    """What became of drafted tokens, over all rounds; nan where there was nothing to count."""
+    """Totals of drafted tokens over all rounds; rates are nan if their denominator is 0."""
 
     rounds: int
     accepted: int
     drafted: int
     tested: int
-    """Those that were judged: behind a rejected one nothing is."""
+    """Drafted tokens that were tested: tokens after the first rejected one are not."""
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens that a round gives, the target's own included."""
+        """Mean number of tokens per round, including the target's token."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else math.nan
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted tokens over drafted ones: what engines print."""
+        """Accepted over drafted tokens, the rate that engines such as vLLM print."""
         return self.accepted / self.drafted if self.drafted else math.nan
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted tokens over tested ones: alpha of [Leviathan2023]."""
+        """Accepted over tested tokens: alpha of [Leviathan2023]."""
         return self.accepted / self.tested if self.tested else math.nan
 
 
 def drafting(rounds: Mapping[tuple[int, int], int]) -> Drafting:
-    """Totals of rounds that are counted by (accepted, drafted).
+    """Totals of rounds, from their numbers by (accepted, drafted).
 
-    >>> found = drafting({(2, 3): 4, (3, 3): 1})  # four rounds reject their third token
-    >>> found, found.mean_acceptance_length, found.acceptance_rate
+    >>> totals = drafting({(2, 3): 4, (3, 3): 1})  # four rounds reject their third token
+    >>> totals, totals.mean_acceptance_length, totals.acceptance_rate
     (Drafting(rounds=5, accepted=11, drafted=15, tested=15), 3.2, 0.7333)
     """
     sums = [0, 0, 0, 0]
@@ -186,7 +187,7 @@ def drafting(rounds: Mapping[tuple[int, int], int]) -> Drafting:
 
 
 def together(decodings: Iterable[Decoding]) -> tuple[Counter[tuple[int, int]], Account]:
-    """The rounds and the passes of several decodings."""
+    """Rounds and passes of several decodings together."""
     rounds: Counter[tuple[int, int]] = Counter()
     account = Account()
     for each in decodings:
@@ -196,7 +197,7 @@ def together(decodings: Iterable[Decoding]) -> tuple[Counter[tuple[int, int]], A
 
 
 def plain_layer_passes(layers: int, prompt: int, tokens: int) -> int:
-    """Layers that plain decoding runs, once for each token: all of them for each of the prompt but its last, and for each written.
+    """Layers that plain decoding runs, counted once per token: for all prompt tokens but the last, and all generated tokens.
 
     >>> plain_layer_passes(40, 5, 3)
     280

@@ -1,5 +1,7 @@
-"""The measured tables of others, every printed number, looked up by name: the papers on Predictive Pipelined Decoding, Big Little
-Decoder and SkipDecode and a deck on speculative decoding, each in a module of its own.
+"""Published tables with every printed number, looked up by name.
+
+The sources are the papers on Predictive Pipelined Decoding, Big Little Decoder and SkipDecode, and slides ("the deck") on
+speculative decoding; each has a separate module.
 
 >>> match_rate("ppd-table-2", data_set="squad", layer=20, candidates=3, head="trained").rate
 0.6837
@@ -27,7 +29,7 @@ from model.base import checks
 from model.published import bild_tables, deck_tables, ppd_tables, skipdecode_tables
 from model.published.table_notes import TableNotes
 
-# A column of the same name means the same in every table; those in neither list are numbers with a fraction.
+# A column name has the same meaning in every table; columns in neither list are floats.
 _WHOLE = (
     "layer", "candidates", "first", "last", "draft_length", "beams", "layers", "dim", "ffn_dim", "warm_up", "min_layers",
     "max_layers", "target_speedup",
@@ -48,12 +50,12 @@ _TABLES: dict[str, tuple[str, str, TableNotes]] = {
     for short, module in (("PPD", ppd_tables), ("Deck", deck_tables), ("BiLD", bild_tables), ("SkipDecode", skipdecode_tables))
     for name, about in module.TABLES.items()
 }
-"""Short name of the source, the source, and what it says of the table."""
+"""By name of the table: short name of the source, source, and notes."""
 
 
 @dataclass(frozen=True, eq=False)
 class PublishedTable:
-    """One printed table: where it comes from, which columns identify a row, its rows, and what is odd about it."""
+    """One printed table: its source, the columns that identify a row, its rows, and notes on its inconsistencies."""
 
     name: str
     title: str
@@ -63,7 +65,7 @@ class PublishedTable:
     notes: tuple[str, ...]
 
     def lookup(self, **keys: str | int | None) -> dict[str, Any]:
-        """The single row with these keys; keys that the others already settle may be left out.
+        """Return the single row with these keys; keys that follow from the others may be left out.
 
         >>> table("ppd-table-5").lookup(data_set="cnn_dm", sampling="top-p")
         {'data_set': 'cnn_dm', 'sampling': 'top-p', 'match_percent': 40.16}
@@ -79,7 +81,7 @@ class PublishedTable:
                 raise checks.unknown(f"key of {self.name}", key, self.keys)
         rows = self.rows
         for key in (key for key in self.keys if key in keys):
-            # Only values that occur with the keys before this one are known: the message lists what would have worked.
+            # The message lists only values that occur together with the previous keys.
             known = {str(row[key]) for row in rows}
             rows = tuple(row for row in rows if row[key] == keys[key])
             if not rows:
@@ -91,10 +93,10 @@ class PublishedTable:
         return dict(rows[0])
 
     def cite(self, row: Mapping[str, Any]) -> str:
-        """A short clause that says where a row, or the part of it given, stands.
+        """Short reference to a row, or to the given part of its keys.
 
-        >>> found = table("deck-table-2")
-        >>> found.cite(found.rows[0])
+        >>> deck = table("deck-table-2")
+        >>> deck.cite(deck.rows[0])
         'Deck Table 2, EnDe, gamma 3'
         """
         short, _, about = _TABLES[self.name]
@@ -107,13 +109,13 @@ class PublishedTable:
 
 @dataclass(frozen=True)
 class Rate:
-    """A share of early predictions that matched.
+    """Fraction of early predictions that matched.
 
     Attributes:
         rate: matches over comparisons, in [0, 1].
-        trials: the number of comparisons, or None where the paper does not give it.
-        source: where the number stands.
-        kind: always "published" here, to tell these rates from measured ones.
+        trials: number of comparisons; None if the paper does not give it.
+        source: reference to the printed number.
+        kind: always "published", to distinguish these rates from measured ones.
     """
 
     rate: float
@@ -123,7 +125,7 @@ class Rate:
 
 
 def names() -> tuple[str, ...]:
-    """The names of the tables.
+    """Names of all tables.
 
     >>> [name for name in names() if name.startswith("ppd")]
     ['ppd-table-2', 'ppd-table-3', 'ppd-table-5', 'ppd-table-6', 'ppd-table-7', 'ppd-table-8']
@@ -134,7 +136,7 @@ def names() -> tuple[str, ...]:
 
 
 def table(name: str) -> PublishedTable:
-    """The table of this name.
+    """Return the table with this name.
 
     >>> table("ppd-table-8").title
     'Match rate by output position, CNN/DM'
@@ -144,14 +146,14 @@ def table(name: str) -> PublishedTable:
 
 
 def match_rate(table_name: str, /, **keys: str | int | None) -> Rate:
-    """A printed match rate, by the keys of its table: data_set, layer, candidates, head, method, sampling, first, last.
+    """Return a printed match rate, by the keys of its table: data_set, layer, candidates, head, method, sampling, first, last.
 
-    In Tables 6 to 8 the row total is meant unless `first` and `last` give a bin of output positions.
+    In Tables 6 to 8 this is the row total, unless `first` and `last` give a bin of output positions.
 
     Trials are pairs times tokens compared (section 4.3, which writes 10,570 x 16 for SQuAD; the other two data sets
-    follow the same rule). They are None for Tables 3 and 5, because the paper does not say how many comparisons stand
-    behind those: Table 3 rests on "several examples", Table 5 on 100 examples of unstated length. Comparisons within
-    one output are not independent, so an error bar from `trials` alone is too narrow.
+    follow the same rule). They are None for Tables 3 and 5, because the paper does not give the number of comparisons:
+    Table 3 uses "several examples", Table 5 uses 100 examples of unstated length. Comparisons within one output are not
+    independent, so an error bar from `trials` alone is too narrow.
 
     >>> match_rate("ppd-table-2", data_set="wmt", layer=37, candidates=5, head="final")
     Rate(rate=0.9641, trials=192000, source='PPD Table 2, wmt, layer 37, k=5, final head', kind='published')
@@ -183,9 +185,9 @@ def match_rate(table_name: str, /, **keys: str | int | None) -> Rate:
 def match_rates_by_position(
     *, data_set: str, layer: int, candidates: int, head: str, tokens: int
 ) -> tuple[NDArray[np.float64], str]:
-    """The match rate of each of the first `tokens` output positions (shape: tokens), and where the rates stand.
+    """Return the match rates of the first `tokens` output positions, shape (tokens,), and their source.
 
-    Tables 6 to 8 print one rate for each of eight bins of positions; every position gets its bin's.
+    Tables 6 to 8 print one rate for each of eight bins of positions; every position gets the rate of its bin.
 
     >>> rates, source = match_rates_by_position(data_set="squad", layer=20, candidates=3, head="trained", tokens=5)
     >>> rates
@@ -214,7 +216,7 @@ def match_rates_by_position(
 
 
 def trials_of_a_bin(data_set: str) -> int:
-    """Comparisons behind each rate of Tables 6 to 8, which print eight bins of positions for each data set.
+    """Number of comparisons in each rate of Tables 6 to 8, which print eight bins of positions for each data set.
 
     >>> trials_of_a_bin("squad")
     21140
@@ -227,7 +229,7 @@ def trials_of_a_bin(data_set: str) -> int:
 def _read(name: str) -> PublishedTable:
     _, paper, about = _TABLES[name]
     text = resources.files(__name__).joinpath(f"{name.replace('-', '_')}.csv").read_text(encoding="utf-8")
-    # Read-only rows: the cache hands the same table to every caller.
+    # Read-only rows, because all callers share the cached table.
     rows = tuple(
         MappingProxyType({column: _typed(column, cell) for column, cell in row.items()})
         for row in csv.DictReader(text.splitlines())
@@ -245,7 +247,7 @@ def _typed(column: str, cell: str) -> str | int | float | None:
 
 
 def _fraction(percent: float) -> float:
-    """Percent as a fraction, the float nearest to the printed digits.
+    """Convert percent to a fraction, as the float nearest to the printed digits.
 
     >>> 5.66 / 100, _fraction(5.66)
     (0.056600000000000004, 0.0566)

@@ -1,4 +1,4 @@
-"""What the Big Little Decoder paper says around its tables, and what is odd about them; the numbers are in CSV files."""
+"""Notes on the tables of the Big Little Decoder paper and on their inconsistencies; the numbers are in CSV files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from model.published.table_notes import TableNotes
 PAPER = "Kim et al., 'Speculative Decoding with Big Little Decoder', NeurIPS 2023, arXiv:2302.07863"
 
 FIGURE_8 = {"memory_factor": 1 / 5, "intensity_factor": 5.0, "speedup": 1.85}
-"""What Section 7.3.1 says of its Figure 8, over the large model alone, on CNN/DailyMail: memory operations reduced by about 5, an
-intensity of about 5 times, and the speed-up of Table 1. Of FLOPs it only says that they are slightly higher."""
+"""Section 7.3.1 on Figure 8, relative to the large model alone, on CNN/DailyMail: memory operations reduced by a factor of about 5,
+arithmetic intensity about 5 times higher, and the speed-up of Table 1. About FLOPs it only says that they are slightly higher."""
 
 _MEANS = (
     "The means of the four speed-ups of a row are 1.49, 1.695, 1.61 and 1.85; the text says 1.50 for the first. The best, "
@@ -19,12 +19,12 @@ _MACHINE = (
     "2.18 and 2.38, and of language modelling, which the paper does not evaluate."
 )
 _LAYER_RATIO = (
-    "1.85 on CNN/DailyMail needs a pass of the small model to take .386 to .408 of one of the large, at the rates that Figure "
-    "8 says; layers (6 of 24) give .25 and weights .063, with which it would be 2.5 and 4.5 times as fast."
+    "1.85 on CNN/DailyMail requires that a pass of the small model takes .386 to .408 of a pass of the large one, at the rates of "
+    "Figure 8; the ratio of layers (6 of 24) is .25 and that of weights .063, which would give speed-ups of 2.5 and 4.5."
 )
 _HEADS = (
-    "Embeddings and heads are left out. With them mT5-small is no twentieth of mT5-large but 1:4.3, as its head for 250,000 "
-    "words is five times its decoder."
+    "Embeddings and heads are left out. With them the sizes of mT5-small and mT5-large are not 1:20 but 1:4.3, as the head for "
+    "250,000 tokens is five times as large as the decoder of mT5-small."
 )
 _SIZE = "The text says that the sizes differ 'by approximately a factor of 20', elsewhere of 10; the table's differ by 16."
 _COUNTS = (

@@ -1,11 +1,12 @@
-"""What the deck's speed-ups are worth: each printed one against the theorem that the deck quotes, at the rates it prints.
+"""Check of the deck's printed speed-ups against the theorem that the deck quotes, at its printed acceptance rates.
 
-Theorem 3.8 of [Leviathan2023] gives a round 1 + a + ... + a^gamma tokens for the time of one target pass and gamma draft passes,
-with independent acceptances. The oracle bound 1/(1 - a + c a), c <= 1, holds for every rule of draft lengths, and for dependent
-acceptances too if a is accepted over tested drafts: n rounds reject r <= n drafts, so they accept r a/(1 - a) and put out n tokens
-more, at most 1/(1 - a) tokens a round; and each accepted draft costs c.
+By Theorem 3.8 of [Leviathan2023] a round generates 1 + a + ... + a^gamma tokens on average in the time of one target pass and
+gamma draft passes, if acceptances are independent. The oracle bound 1/(1 - a + c a), c <= 1, holds for every rule of draft lengths,
+and also for dependent acceptances if a is accepted over tested drafts: n rounds reject r <= n drafts, so they accept r a/(1 - a)
+drafts and generate n tokens more, at most 1/(1 - a) tokens per round; and each accepted draft costs c.
 
-Rates and cost ratios are plain numbers; a speed-up is plain decoding's time over the method's. All is computed from the tables.
+Rates and cost ratios are in [-]; a speed-up is the time of plain decoding over that of the method. All numbers are computed from
+the tables.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -23,17 +24,17 @@ from model.base import checks
 from model.published.deck_tables import DRAFT_LENGTH
 
 READINGS = {
-    "literal": "the medium model generates every token that was not accepted with a pass of its own, as the deck's text says",
-    "reuse": "the medium model's verifying pass already yields the token behind the accepted drafts",
-    "bonus": "as reuse, and the token behind fully accepted drafts is kept",
+    "literal": "the medium model generates every token that was not accepted with a separate pass, as the deck's text says",
+    "reuse": "the medium model's verifying pass already yields the token after the accepted drafts",
+    "bonus": "as reuse, and the bonus token after fully accepted drafts is kept",
 }
-"""The deck's hierarchical scheme in three readings, those of `model.methods.hierarchical.algorithm`."""
+"""Three readings of the deck's hierarchical scheme, as in `model.methods.hierarchical.algorithm`."""
 
 _HALVINGS = 60
 
 
 def cost_ratio(task: str) -> float:
-    """c, the time of T5-Small over that of T5-Large, from the deck's Table 1.
+    """Cost ratio c: time of T5-Small over that of T5-Large, from the deck's Table 1 [-].
 
     >>> round(cost_ratio("ende"), 3), round(cost_ratio("cnndm"), 4)
     (0.117, 0.0555)
@@ -44,18 +45,18 @@ def cost_ratio(task: str) -> float:
 
 
 def rows() -> list[dict[str, Any]]:
-    """Every row of Table 2 and of the adaptive table, with what the theory says of it.
+    """Rows of Table 2 and of the adaptive table with the predictions of the theory.
 
-    table, source, task, draft_length: where it stands; draft_length is None where draft lengths are adaptive.
-    acceptance_rate, cost_ratio, speedup: as printed, the cost ratio from Table 1.
-    theorem, excess: Theorem 3.8 at the stated rate, and the printed speed-up over it less 1. Where draft lengths are adaptive the
-    theorem is taken at the best fixed one.
-    free_bound: the same with free drafting; for adaptive draft lengths 1/(1 - a).
+    table, source, task, draft_length: origin of the row; draft_length is None for adaptive draft lengths.
+    acceptance_rate, cost_ratio, speedup: as printed; the cost ratio is from Table 1.
+    theorem, excess: Theorem 3.8 at the stated rate, and printed speed-up / theorem - 1. For adaptive draft lengths the theorem is
+    evaluated at the best fixed length.
+    free_bound: the theorem with free drafting; for adaptive draft lengths 1/(1 - a).
     oracle_bound: 1/(1 - a + c a).
-    impossible_if_free, above_oracle: whether the printed speed-up lies above these two.
-    needed_rate: the rate at which Theorem 3.8, or the oracle bound where draft lengths are adaptive, reaches the printed speed-up.
-    reread_length, reread_rate, reread_speedup, reread_excess, reread_oracle: the acceptance rate if the stated one is accepted over
-    drafted tokens, and the theory there. The draft length is the row's, or `deck.DRAFT_LENGTH`, assumed, where there is none.
+    impossible_if_free, above_oracle: true if the printed speed-up exceeds free_bound or oracle_bound.
+    needed_rate: rate at which Theorem 3.8 (for adaptive draft lengths the oracle bound) equals the printed speed-up.
+    reread_length, reread_rate, reread_speedup, reread_excess, reread_oracle: acceptance rate if the stated rate is accepted over
+    drafted tokens, and the theory at that rate. The draft length is the row's or else the assumed `deck.DRAFT_LENGTH`.
 
     >>> row = rows()[1]
     >>> row["source"], row["speedup"], round(row["theorem"], 2), round(row["free_bound"], 3), row["impossible_if_free"]
@@ -108,9 +109,10 @@ def _row(table: published.PublishedTable, printed: Mapping[str, Any]) -> dict[st
 
 
 def beam_rows() -> list[dict[str, Any]]:
-    """The rows of the beam table, if the beams run one after another: Theorem 3.8 over the number of beams.
+    """Rows of the beam table with predictions for beams that run one after another: Theorem 3.8 over the number of beams.
 
-    The draft length is `deck.DRAFT_LENGTH`, assumed. `gain` is the printed speed-up over 1/beams, that of as many greedy decodings.
+    The draft length is assumed to be `deck.DRAFT_LENGTH`. `gain` is the printed speed-up relative to 1/beams, the speed-up of as
+    many greedy decodings.
 
     >>> for row in beam_rows():
     ...     print(row["beams"], row["speedup"], *(round(row[name], 3) for name in ("theorem", "reread_speedup", "gain")))
@@ -140,9 +142,10 @@ def beam_rows() -> list[dict[str, Any]]:
 
 @cache
 def medium_cost_window(reading: str = "literal") -> tuple[float, float]:
-    """Between which costs of T5-Base, over that of T5-Large, both speed-ups of the hierarchy table with T5-Base can be had.
+    """Range of times of T5-Base, relative to T5-Large, for which both speed-ups of the hierarchy table with T5-Base are possible.
 
-    Above, T5-Large would have to accept more than every draft; below, T5-Base would. Draft length `deck.DRAFT_LENGTH`, assumed.
+    Above this range T5-Large would have to accept more than all drafts; below, T5-Base would. The draft length is assumed to be
+    `deck.DRAFT_LENGTH`.
 
     >>> for reading in READINGS:
     ...     print(reading, *(round(end, 3) for end in medium_cost_window(reading)))
@@ -157,9 +160,9 @@ def medium_cost_window(reading: str = "literal") -> tuple[float, float]:
 
 
 def hierarchy_rates(medium_cost: float, reading: str = "literal") -> tuple[float, float]:
-    """Rates at which T5-Large accepts T5-Base and T5-Base accepts T5-Small, if the hierarchy table's speed-ups are to hold.
+    """Acceptance rates (T5-Base by T5-Large, T5-Small by T5-Base) that give the speed-ups of the hierarchy table.
 
-    `medium_cost` is the time of T5-Base over that of T5-Large, within `medium_cost_window`.
+    `medium_cost` is the time of T5-Base relative to T5-Large, within `medium_cost_window`.
 
     >>> large, small = hierarchy_rates(0.5)
     >>> round(large, 3), round(small, 3)
@@ -184,21 +187,21 @@ def _large_rate(medium_cost: float) -> float:
 
 
 def _hierarchical(small_rate: float, large_rate: float, medium_cost: float, reading: str) -> float:
-    """Speed-up of the deck's three models; `small_rate` is T5-Small's by T5-Base, `large_rate` T5-Base's by T5-Large."""
+    """Speed-up with three models; `small_rate` is the acceptance of T5-Small by T5-Base, `large_rate` of T5-Base by T5-Large."""
     from model.methods.hierarchical import theory
 
     return float(theory.speedup(large_rate, small_rate, DRAFT_LENGTH, cost_ratio("ende"), medium_cost, reading=reading))
 
 
 def of_run(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The report in words, where the `published_speedup` of these points are all of Table 2's; none where one is missing."""
+    """Report in sentences if the values `published_speedup` of these points include all of Table 2, else none."""
     found = rows()
     printed = {row["speedup"] for row in found if row["draft_length"] is not None}
     return sentences(found) if printed <= {point["published_speedup"] for point in points} else []
 
 
 def sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The report in words, on these rows (of `rows`) and on the beam and hierarchy tables.
+    """Report in sentences about these rows (from `rows`) and the beam and hierarchy tables.
 
     >>> print(sentences(rows())[0])
     3 of 4 rows of Table 2 are impossible at their stated acceptance rate even if drafting were free.
@@ -238,7 +241,7 @@ def _beam_sentence(rows: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"Beam search is slower than plain decoding, {_list('{speedup} with {beams} beams', rows)}; beams one after another with"
         f" drafts of {DRAFT_LENGTH}, assumed, give {_list('{theorem:.3f}', rows)}, and {_list('{reread_speedup:.3f}', rows)} with"
-        f" the rate read as accepted over drafted. Over as many greedy decodings the gain is {_list('{gain:.2f}', rows)}."
+        f" the rate read as accepted over drafted. Relative to as many greedy decodings the gain is {_list('{gain:.2f}', rows)}."
     )
 
 
@@ -247,18 +250,18 @@ def _hierarchy_sentence() -> str:
     simple = published.table("deck-hierarchy").lookup(combination="large+small")["speedup"]
     low, top = medium_cost_window()
     return (
-        f"Three models give {hierarchy}, less than the {simple} of two; {pair} and {hierarchy} can both be had only if T5-Base"
+        f"Three models give {hierarchy}, less than the {simple} of two; {pair} and {hierarchy} are both possible only if T5-Base"
         f" takes between {low:.3f} and {top:.3f} of T5-Large's time (drafts of {DRAFT_LENGTH}, assumed)."
     )
 
 
 def _list(form: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    texts = [form.format(**row) for row in rows]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+    parts = [form.format(**row) for row in rows]
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _solve(function: Callable[[float], float], target: float, low: float = 0.0, high: float = 1.0) -> float:
-    """Where a growing function reaches `target`, by halving [low, high]."""
+    """Solve function(x) = target for an increasing function by bisection of [low, high]."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) < target else (low, middle)

@@ -1,7 +1,7 @@
-"""What the speculative-decoding deck says around its tables, and what is odd about them; the numbers are in CSV files.
+"""Notes on the tables of the speculative-decoding slides ("the deck") and on their inconsistencies; the numbers are in CSV files.
 
-The deck puts [Leviathan2023] to T5 and adds three schemes of its own. Many of its speed-ups cannot be had at the acceptance rates
-printed beside them; `model.published.deck_analysis` computes by how much.
+The deck applies [Leviathan2023] to T5 and adds three schemes. Many of its speed-ups are impossible at the acceptance rates printed
+with them; `model.published.deck_analysis` computes by how much.
 
 [Leviathan2023] Y. Leviathan, M. Kalman, Y. Matias. Fast Inference from Transformers via Speculative Decoding. ICML 2023,
 arXiv:2211.17192.
@@ -17,7 +17,7 @@ PAPER = (
 )
 
 DRAFT_LENGTH = 3
-"""Assumed for the beam, adaptive and hierarchy tables, which state none: the row of 3 beams has the alpha of Table 2's gamma 3."""
+"""Assumed for the beam, adaptive and hierarchy tables, which state none: the alpha of 3 beams is that of gamma 3 in Table 2."""
 
 _TARGET = "T5-Large as the target, T5-Small as the draft"
 
@@ -37,21 +37,21 @@ _TOO_FAST = (
     "2.222, 1.923 and 1.493 too. The printed speed-ups need alpha = 0.934, 0.837, 0.681 and 0.684."
 )
 _ACCEPTED_OVER_DRAFTED = (
-    "The deck computes alpha as a running average. If it is accepted over drafted tokens, which counts the drafts behind a "
+    "The deck computes alpha as a running average. If it is accepted over drafted tokens, which counts the drafts after a "
     "rejection as rejected too, the acceptance rates are 0.887, 0.850, 0.675 and 0.720, and Theorem 3.8 gives 2.492, 2.662, "
     "2.092 and 2.384: the printed speed-ups are off by +7.5 %, -3.8 %, +0.9 % and -9.0 %. This reading is ours; the deck does "
     "not settle it."
 )
 _FALLING = (
-    "alpha belongs to a pair of models and a task, yet it falls as gamma grows, 0.79 to 0.55 and 0.48 to 0.33. Accepted over "
-    "drafted does that."
+    "alpha should depend on the pair of models and the task only, yet it falls as gamma grows, from 0.79 to 0.55 and from 0.48 to "
+    "0.33. Accepted over drafted tokens behaves like that."
 )
 _NOT_IDENTICAL = (
     "'Identical outputs' is claimed, but BLEU is 0.73 and 0.68 with gamma 3 and 7 against 0.717 of T5-Large alone on EnDe, and "
-    "0.37 and 0.36 against 0.38 on CNNDM. Algorithm 1 as printed does not sample T5-Large's law: line 15 assigns q'(x), line 18 "
-    "samples p'(x), so a rejected draft is replaced by a token of all of p."
+    "0.37 and 0.36 against 0.38 on CNNDM. Algorithm 1 as printed does not sample from T5-Large's distribution: line 15 assigns "
+    "q'(x), line 18 samples p'(x), so a rejected draft is replaced by a token drawn from p instead of the residual."
 )
-_TWO_BLEUS = "T5-Large with T5-Small on EnDe has BLEU 0.73 in Table 2 and 0.723 in the hierarchy table, both beside 2.68."
+_TWO_BLEUS = "T5-Large with T5-Small on EnDe has BLEU 0.73 in Table 2 and 0.723 in the hierarchy table, both with 2.68."
 _RANGE = (
     "'1.5X-3X' is promised. The printed speed-ups of plain speculative decoding run from 2.11 to 2.68, those of its three "
     "extensions from 0.45 to 2.61."
@@ -69,19 +69,19 @@ _BEAM_NOT_EXACT = (
     "unequal length are compared, which favours short beams. Leviathan et al. describe an exact scheme in appendix A.4."
 )
 _ABOVE_ORACLE = (
-    "Whatever rule picks the draft lengths, the speed-up is at most 1/(1 - alpha + c alpha): 2.50 and 1.80 at the stated alpha. "
+    "For any rule of draft lengths the speed-up is at most 1/(1 - alpha + c alpha): 2.50 and 1.80 at the stated alpha. "
     "The printed 2.61 and 2.33 lie above, the second even above 1/(1 - alpha) = 1.887, the bound with free drafting. If alpha "
     "is accepted over drafted at gamma 3 the bounds are 3.61 and 2.71, and both rows are possible."
 )
 _NOT_HIGHER = "'Higher speedups compared to static' holds for CNNDM (2.33 against 2.17) and not for EnDe (2.61 against 2.68)."
 _HIERARCHY_SLOWER = (
-    "The hierarchy is praised for beating T5-Large with T5-Base, 1.46 against 1.13; it is far slower than the simpler T5-Large "
-    "with T5-Small, 2.68."
+    "The deck praises the hierarchy for beating T5-Large with T5-Base, 1.46 against 1.13; it is far slower than the simpler "
+    "T5-Large with T5-Small, 2.68."
 )
 _HIERARCHY_COST = (
-    "Neither gamma nor the time of T5-Base is stated. With gamma 3, 1.13 and 1.46 can both be had only if T5-Base takes between "
+    "Neither gamma nor the time of T5-Base is stated. With gamma 3, 1.13 and 1.46 are both possible only if T5-Base takes between "
     "0.437 and 0.847 of T5-Large's time, whether or not its verifying pass already yields one of the tokens (from 0.350 if the "
-    "token behind fully accepted drafts is kept too)."
+    "bonus token after fully accepted drafts is kept too)."
 )
 
 TABLES = {

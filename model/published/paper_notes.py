@@ -1,4 +1,4 @@
-"""Notes by name that a scenario may ask for: what an analysis of a paper's tables says next to the results of a run."""
+"""Notes that a scenario may request by name: sentences of an analysis of a paper's tables, printed with the results of a run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from model.published import deck_analysis, ppd_figure_3, ppd_table_3_fit, skipde
 
 @dataclass(frozen=True)
 class Note:
-    """Sentences on the rows of a table of results.
+    """Sentences about the rows of a results table.
 
     Attributes:
-        columns: columns without which there is nothing to say.
-        sentences: from different rows of these columns, and of those in `more` that there are, to sentences; none where the rows do
-            not replay the paper's own points.
-        more: further columns that are read where a run has them.
+        columns: required columns; without them there are no sentences.
+        sentences: function from the distinct rows of these columns (and of existing columns in `more`) to sentences; it returns
+            none if the rows do not replay the paper's own points.
+        more: optional columns.
     """
 
     columns: tuple[str, ...]
@@ -36,4 +36,4 @@ NOTES = {
     ),
     "skipdecode-table-2": Note(("method", *skipdecode_analysis.SETTING), skipdecode_analysis.of_run),
 }  # fmt: skip
-"""What [scenario] may name under `notes`."""
+"""Valid names of `notes` in [scenario]."""

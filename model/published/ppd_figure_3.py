@@ -1,6 +1,6 @@
-"""The numbers of the PPD paper's Figure 3 next to a run of its points: Eqs. 3 and 5 for many tokens, Theorem 4.1 for the run's.
+"""Numbers of the PPD paper's Figure 3 for a run of its points: Eqs. 3 and 5 in the limit of many tokens, Theorem 4.1 for the run.
 
-Section 4.3 of the paper names the least and the greatest latency of its points, relative to plain decoding, in that limit.
+Section 4.3 of the paper gives the smallest and the largest latency of its points, relative to plain decoding, in that limit.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ DATA_SETS = ("squad", "wmt", "cnn_dm")
 
 
 def of_run(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """`sentences` on those of a run's points that are the paper's."""
+    """`sentences` about those points of a run that are the paper's."""
     return sentences(replayed(rows))
 
 
 def replayed(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The points of a table of results that are the paper's: published rates of all its data sets, exit in the middle, no devices.
+    """Points of a results table that are the paper's: published rates of all its data sets, exit in the middle, no devices.
 
-    One row of each choice of data set, head and candidates; none where a data set is missing.
+    There is one row per data set, head and number of candidates; none if a data set is missing.
     """
-    found: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    points: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for row in rows:
         layers, exit_layer = row.get("layers") or 0, row.get("exit_layer") or 0
         published = str(row.get("outcomes_source")).startswith("published: PPD Table 2")
         if row.get("method") == "ppd" and published and layers == 2 * exit_layer and row.get("seconds_per_layer") is None:
-            found.setdefault((row.get("data_set"), row.get("head"), row["candidates"]), row)
-    return [*found.values()] if {key[0] for key in found} >= {*DATA_SETS} else []
+            points.setdefault((row.get("data_set"), row.get("head"), row["candidates"]), row)
+    return [*points.values()] if {key[0] for key in points} >= {*DATA_SETS} else []
 
 
 def sentences(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Eq. 3 and Eq. 5 at the points of the least and the greatest latency, and Theorem 4.1 for the run's tokens.
+    """Eq. 3 and Eq. 5 at the points of the smallest and the largest latency, and Theorem 4.1 for the run's tokens.
 
     >>> point = {"layers": 40, "exit_layer": 20, "tokens": 128, "data_set": "squad", "head": "trained"}
     >>> rates = {"candidates": 5, "match_rate": 0.7415}, {"candidates": 1, "match_rate": 0.2163, "data_set": "wmt", "head": "final"}

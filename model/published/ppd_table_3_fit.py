@@ -1,12 +1,13 @@
-"""Table 3 of [Yang2024] against Theorem 4.1: what the theorem leaves out, as time of each token that the table can be fitted to.
+"""Fit of the overhead of Predictive Pipelined Decoding to Table 3 of [Yang2024], which Theorem 4.1 leaves out.
 
-Table 3 is measured: 128 tokens of LLaMA-2-13B, plain and with 1 and 3 candidates, on two data sets. Plain decoding says what a
-layer takes; the theorem then errs by 7 to 16 %, always to the fast side. What is missing grows with the processes, and here it is
-one number: so many seconds of each process, the main one too, at each token. Fitted on one data set, it is tested on the other.
+Table 3 has measured times of 128 tokens of LLaMA-2-13B, with plain decoding and with 1 and 3 candidates, on two data sets. With the
+time per layer of plain decoding the theorem predicts times that are 7 to 16 % too short. The missing time grows with the number of
+processes. It is modelled by one number, an overhead per token and process (the main process included), fitted on one data set and
+tested on the other.
 
-Times are in seconds, or in layer-times where they are options of `model.costs.layer_times.UnitCost`; a predicted time is always
-that of `model.methods.ppd.theory`. The paper does not say at which layer its runs predicted: `EXIT_LAYER` is assumed. A layer's
-time holds a share of the head's, since all that it is taken from is a plain token's.
+Times are in seconds, or in layer-times for options of `model.costs.layer_times.UnitCost`; predicted times are those of
+`model.methods.ppd.theory`. The paper does not give the exit layer of these runs: `EXIT_LAYER` is assumed. The time per layer
+includes a share of the head's time, because it is derived from the time of a whole token.
 
 [Yang2024] S. Yang, G. Lee, J. Cho, D. Papailiopoulos, K. Lee. Predictive Pipelined Decoding: A Compute-Latency Trade-off for
 Exact LLM Decoding. TMLR 2024, arXiv:2307.05908.
@@ -28,18 +29,18 @@ from model.costs.step_costs import DISPATCH_LAWS
 TABLE = "ppd-table-3"
 MODEL, LAYERS = "LLaMA-2-13B", 40
 TOKENS = 128
-"""Of every measured decoding, as the table's caption says."""
+"""Tokens of every measured decoding, according to the table's caption."""
 EXIT_LAYER = 20
-"""Assumed: the paper never states the layer of these runs, and predicts at the middle in its theory."""
+"""Assumed exit layer: the paper does not state it for these runs; its theory predicts at the middle layer."""
 BOTH = "both"
-"""In place of a data set: all four rows."""
+"""Used instead of a data set for all four rows."""
 SEPARATING = 7
-"""Candidates at which costs that grow with k + 1 and with log2(k + 1) are apart: at 1 and 3 one is just twice the other."""
+"""Candidates at which costs that grow with k + 1 and with log2(k + 1) differ; at 1 and 3 the ratio is 2 for both."""
 
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A measured decoding with early predictions, and plain decoding's time of the same tokens [s]."""
+    """A measured decoding with early predictions, and the time of plain decoding for the same tokens [s]."""
 
     data_set: str
     candidates: int
@@ -50,12 +51,11 @@ class PublishedRun:
 
     @property
     def seconds_per_layer(self) -> float:
-        """What plain decoding takes for one of its layers, all alike [s]."""
+        """Time of a layer in plain decoding, assuming equal layers [s]."""
         return self.plain_s / (TOKENS * LAYERS)
 
     def predicted_s(self, cost: UnitCost, exit_layer: int = EXIT_LAYER) -> float:
-        """The time that `model.methods.ppd.theory` predicts for this run with these costs [s]; they are in layer-times of this
-        run."""
+        """Predicted time of this run with these costs, which are in layer-times of this run [s] (`model.methods.ppd.theory`)."""
         from model.methods.ppd import theory as ppd
         from model.methods.ppd.algorithm import Parameters
         from model.outcomes.outcome_laws import Iid
@@ -64,7 +64,7 @@ class PublishedRun:
         return float(ppd.predict(parameters, TOKENS, Iid(self.match_rate), cost).latency) * self.seconds_per_layer
 
     def error(self, cost: UnitCost, exit_layer: int = EXIT_LAYER) -> float:
-        """The predicted time over the measured one, less 1.
+        """Relative error: predicted time / measured time - 1 [-].
 
         >>> [round(100 * run.error(UnitCost(LAYERS)), 1) for run in runs()]
         [-6.9, -13.8, -7.4, -16.3]
@@ -74,9 +74,9 @@ class PublishedRun:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What a token costs beyond the theorem: unknown times, and which options of `UnitCost` each of them stands for.
+    """Overhead per token that the theorem lacks: unknown times, and the options of `UnitCost` that each of them sets.
 
-    `relative` ones are shares of a plain token's time; all others are seconds, whatever plain decoding takes.
+    With `relative` the unknowns are fractions of the time of a plain token, otherwise they are in seconds.
     """
 
     name: str
@@ -86,14 +86,14 @@ class Overhead:
     relative: bool = False
 
     def costs(self, values: Sequence[float], seconds_per_layer: float) -> dict[str, Any]:
-        """The options of `UnitCost` at these values of the unknowns [layer-times]."""
+        """Options of `UnitCost` for these values of the unknowns [layer-times]."""
         if len(values) != len(self.unknowns):
             raise checks.ParameterError(f"values of overhead {self.name!r} must be {len(self.unknowns)}, got {len(values)}")
         layers = [value * LAYERS if self.relative else value / seconds_per_layer for value in values]
         return {field: value for fields, value in zip(self.unknowns, layers, strict=True) for field in fields}
 
     def cost(self, values: Sequence[float], seconds_per_layer: float) -> UnitCost:
-        """The cost model at these values of the unknowns."""
+        """Cost model for these values of the unknowns."""
         return UnitCost(LAYERS, dispatch_law=self.law, **self.costs(values, seconds_per_layer))
 
 
@@ -101,12 +101,12 @@ PER_PROCESS = {
     "linear": Overhead("linear", "b (k + 1)", (("dispatch", "dispatch_per_process"),)),
     "tree": Overhead("tree", "b log2(k + 1)", (("dispatch_per_process",),), law="tree"),
 }
-"""An absolute cost of each process and token, whether processes are started one after another or each starts others."""
+"""Absolute cost per process and token, for processes started one after another (`linear`) or in a tree (`tree`)."""
 
 
 @functools.cache
 def runs(data_set: str = BOTH) -> tuple[PublishedRun, ...]:
-    """The measured runs of a data set, or of both, in the table's order.
+    """Measured runs of a data set, or of both, in the table's order.
 
     >>> [(run.data_set, run.candidates, run.match_rate, run.latency_s) for run in runs("squad")]
     [('squad', 1, 0.3097, 13.711), ('squad', 3, 0.4724, 13.712)]
@@ -122,7 +122,7 @@ def runs(data_set: str = BOTH) -> tuple[PublishedRun, ...]:
 
 
 def data_sets() -> tuple[str, ...]:
-    """The data sets of the table, each to be fitted on and to be predicted from the other.
+    """Data sets of the table; each serves for fits and for tests of the fit on the other.
 
     >>> data_sets()
     ('cnn_dm', 'squad')
@@ -131,7 +131,7 @@ def data_sets() -> tuple[str, ...]:
 
 
 def seconds_per_layer(data_set: str) -> float:
-    """What a layer took in plain decoding on a data set [s].
+    """Time of a layer in plain decoding on a data set [s].
 
     >>> [round(1e3 * seconds_per_layer(data_set), 2) for data_set in data_sets()]
     [3.55, 2.93]
@@ -142,10 +142,10 @@ def seconds_per_layer(data_set: str) -> float:
 
 @functools.cache
 def fitted(fitted_on: str = BOTH, law: str = "linear", exit_layer: int = EXIT_LAYER) -> float:
-    """The cost of each process and token [s] that fits the measured times of a data set best, by least squares; at least 0.
+    """Cost per process and token [s] fitted to the measured times of a data set by least squares; at least 0.
 
-    Times grow by the same amount with each second of it, so there is nothing to search for: two predictions say all.
-    `calibrate.fits.ppd_overheads` finds the same by a search, and fits other overheads.
+    Times are linear in it, so that two predictions determine the solution. `calibrate.fits.ppd_overheads` finds the same solution
+    by a search, and fits other overheads.
 
     >>> [round(1e3 * fitted(on), 2) for on in ("cnn_dm", "squad", "both")]
     [4.5, 4.28, 4.39]
@@ -156,14 +156,14 @@ def fitted(fitted_on: str = BOTH, law: str = "linear", exit_layer: int = EXIT_LA
     for run in runs(fitted_on):
         ideal = run.predicted_s(UnitCost(LAYERS), exit_layer)
         missing.append(run.latency_s - ideal)
-        dearer = run.predicted_s(PER_PROCESS[law].cost((unit,), run.seconds_per_layer), exit_layer)
-        slopes.append((dearer - ideal) / unit)
+        with_unit = run.predicted_s(PER_PROCESS[law].cost((unit,), run.seconds_per_layer), exit_layer)
+        slopes.append((with_unit - ideal) / unit)
     best = sum(slope * gap for slope, gap in zip(slopes, missing, strict=True)) / sum(slope**2 for slope in slopes)
     return max(best, 0.0)
 
 
 def costs(data_set: str, fitted_on: str, law: str = "linear") -> dict[str, Any]:
-    """The options of `UnitCost` that the fitted overhead comes to in the layers of a data set [layer-times].
+    """Options of `UnitCost` for the fitted overhead, in the layer-times of a data set [layer-times].
 
     >>> {name: round(value, 3) for name, value in costs("squad", fitted_on="cnn_dm").items()}
     {'dispatch': 1.538, 'dispatch_per_process': 1.538}
@@ -172,7 +172,7 @@ def costs(data_set: str, fitted_on: str, law: str = "linear") -> dict[str, Any]:
 
 
 def per_token_s(candidates: int, law: str = "linear", fitted_on: str = BOTH) -> float:
-    """What the fitted overhead comes to at each token [s].
+    """Fitted overhead per token [s].
 
     >>> [round(1e3 * per_token_s(SEPARATING, law), 1) for law in PER_PROCESS]
     [35.2, 26.4]
@@ -184,10 +184,10 @@ def per_token_s(candidates: int, law: str = "linear", fitted_on: str = BOTH) -> 
 
 
 def rows() -> list[dict[str, Any]]:
-    """Every measured run, what the theorem says of it, and what it says with the overhead fitted on the other data set.
+    """Measured runs with predictions of the theorem, without overheads and with the overhead fitted on the other data set.
 
-    ideal_s, ideal_error: without overheads; fitted_on, per_process_s: the fit; predicted_s, error: with it; missing_s: what the
-    theorem leaves out at each token. Errors are predicted over measured times, less 1.
+    ideal_s, ideal_error: without overheads; fitted_on, per_process_s: the fit; predicted_s, error: with the fit; missing_s: time
+    per token that the theorem leaves out. Errors are predicted / measured - 1.
 
     >>> for row in rows():
     ...     print(row["data_set"], row["candidates"], *(round(100 * row[name], 1) for name in ("ideal_error", "error")))
@@ -199,28 +199,28 @@ def rows() -> list[dict[str, Any]]:
     found = []
     for run in runs():
         fitted_on = next(name for name in data_sets() if name != run.data_set)
-        plain, dearer = UnitCost(LAYERS), UnitCost(LAYERS, **costs(run.data_set, fitted_on))
+        plain, with_overhead = UnitCost(LAYERS), UnitCost(LAYERS, **costs(run.data_set, fitted_on))
         ideal = run.predicted_s(plain)
         found.append(vars(run) | {
             "ideal_s": ideal, "ideal_error": run.error(plain), "missing_s": (run.latency_s - ideal) / TOKENS,
-            "fitted_on": fitted_on, "per_process_s": fitted(fitted_on), "predicted_s": run.predicted_s(dearer),
-            "error": run.error(dearer),
+            "fitted_on": fitted_on, "per_process_s": fitted(fitted_on), "predicted_s": run.predicted_s(with_overhead),
+            "error": run.error(with_overhead),
         })  # fmt: skip
     return found
 
 
 def of_run(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """`sentences` on those of a run's points that replay the measured times; none where none does."""
+    """`sentences` about those points of a run that replay measured times; empty if there are none."""
     points = replayed(rows)
     return sentences(points) if points else []
 
 
 def replayed(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The points of a table of results that decode what the table measured, each with its data and `latency_s` by view.
+    """Points of a results table that replay runs of Table 3, with their data and `latency_s` by view.
 
-    These are of its tokens, layers, candidates and match rates, predict at the assumed layer, take its plain decoding's time for a
-    layer, and wait for no unit. `latency_s` is a mean [s] and the half-width of its interval, or None; `fitted_on` is None where
-    there are no overheads.
+    Such points have the tokens, layers, candidates, match rates and time per layer of the measured run, and the assumed exit layer,
+    and do not wait for units. `latency_s` is a mean [s] and the half width of its interval, or None; `fitted_on` is None without
+    overheads.
 
     >>> point = {"point": 0, "view": "formula", "method": "ppd", "layers": 40, "exit_layer": 20, "candidates": 3, "tokens": 128}
     >>> point |= {"data_set": "squad", "outcomes_source": "published: PPD Table 3, squad, ppd, k=3", "fitted_on": "cnn_dm"}
@@ -241,7 +241,7 @@ def replayed(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _measured(row: Mapping[str, Any]) -> PublishedRun | None:
-    """The run that a row of results is of."""
+    """Measured run that a row of results replays; None if there is none."""
     wanted = {"method": "ppd", "layers": LAYERS, "exit_layer": EXIT_LAYER, "tokens": TOKENS, "contended": False}
     if any(row.get(key) != value for key, value in wanted.items()) or row.get("latency_s") is None:
         return None
@@ -250,37 +250,37 @@ def _measured(row: Mapping[str, Any]) -> PublishedRun | None:
 
 
 def sentences(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Measured against simulated in words, from points as `replayed` gives them, and what the fit is worth.
+    """Comparison of measured and simulated times in sentences, for points from `replayed`, and limits of the fit.
 
     >>> point = {"run": runs("squad")[1], "fitted_on": "cnn_dm", "latency_s": {"formula": (13.786, None)}}
     >>> for line in sentences([point]):
     ...     print(line)
     PPD Table 3, squad, ppd, k=3: measured 13.712 s; fitted on cnn_dm: formula 13.786 s (+0.5 %); without overheads 11.480 s ...
-    what was fitted is a cost of each process and token: 4.50 ms on cnn_dm, exit layer 20 assumed; four points calibrate it and ...
-    1 and 3 candidates cannot tell how such a cost grows with k; 7 would: 35.2 ms a token as b (k + 1) or 26.4 ms a token as ...
+    the fitted cost per process and token is 4.50 ms on cnn_dm, exit layer 20 assumed; four points calibrate it and do not prove it
+    1 and 3 candidates cannot show how this cost grows with k; 7 would: 35.2 ms a token as b (k + 1) or 26.4 ms a token as ...
     """
     lines = [_line(**point) for point in points]
     used = [name for name in dict.fromkeys(point["fitted_on"] for point in points) if name is not None]
     if used:
         words = [f"{1e3 * fitted(name):.2f} ms on {'both data sets' if name == BOTH else name}" for name in used]
         lines.append(
-            f"what was fitted is a cost of each process and token: {', '.join(words)}, exit layer {EXIT_LAYER} assumed; four points"
+            f"the fitted cost per process and token is {', '.join(words)}, exit layer {EXIT_LAYER} assumed; four points"
             " calibrate it and do not prove it"
         )
-    ways = [f"{1e3 * per_token_s(SEPARATING, law):.1f} ms a token as {each.says}" for law, each in PER_PROCESS.items()]
+    laws = [f"{1e3 * per_token_s(SEPARATING, law):.1f} ms a token as {each.says}" for law, each in PER_PROCESS.items()]
     probed = " and ".join(dict.fromkeys(str(run.candidates) for run in runs()))
-    lines.append(f"{probed} candidates cannot tell how such a cost grows with k; {SEPARATING} would: {' or '.join(ways)}")
+    lines.append(f"{probed} candidates cannot show how this cost grows with k; {SEPARATING} would: {' or '.join(laws)}")
     return lines
 
 
 def _line(run: PublishedRun, fitted_on: str | None, latency_s: Mapping[str, tuple[float, float | None]]) -> str:
-    told = []
+    views = []
     for view, (mean, half) in latency_s.items():
         spread = "" if half is None else f" ±{half:.3f}"
-        told.append(f"{view} {mean:.3f}{spread} s ({100 * (mean / run.latency_s - 1):+.1f} %)")
-    said = f"{run.source}: measured {run.latency_s:.3f} s; "
+        views.append(f"{view} {mean:.3f}{spread} s ({100 * (mean / run.latency_s - 1):+.1f} %)")
+    measured = f"{run.source}: measured {run.latency_s:.3f} s; "
     if fitted_on is None:
-        return said + ", ".join(told)
+        return measured + ", ".join(views)
     ideal, on = UnitCost(LAYERS), "both data sets" if fitted_on == BOTH else fitted_on
     without = f"{run.predicted_s(ideal):.3f} s ({100 * run.error(ideal):+.1f} %)"
-    return f"{said}fitted on {on}: {', '.join(told)}; without overheads {without}"
+    return f"{measured}fitted on {on}: {', '.join(views)}; without overheads {without}"

@@ -1,4 +1,4 @@
-"""What the Predictive Pipelined Decoding paper says around its tables; the numbers are in the CSV files beside this."""
+"""Notes on the tables of the Predictive Pipelined Decoding paper and on their inconsistencies; the numbers are in CSV files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LAYERS = (
 )
 _TWO_GREEDY_RATES = (
     "Tables 3 and 5 both give a match rate for LLaMA-2-13B, greedy, 3 candidates, and do not agree: SQuAD 47.24% "
-    "against 50.77%, CNN/DM 41.99% against 40.84%. With 100 examples of 128 tokens behind each, sampling error alone "
-    "would make these gaps 5.7 and 1.9 standard errors (SQuAD 2.7 if Table 5 used 16-token answers). Table 3 states "
+    "against 50.77%, CNN/DM 41.99% against 40.84%. With 100 examples of 128 tokens for each, these gaps are "
+    "5.7 and 1.9 standard errors (SQuAD 2.7 if Table 5 used 16-token answers). Table 3 states "
     "neither its head nor its layer, and says only 'several examples'; Table 5 states no layer and no token count."
 )
 _NO_EARLY_LAYER = (
@@ -31,7 +31,7 @@ _NO_EARLY_LAYER = (
     "117 ms on SQuAD, slow for a 13B model, so savings in seconds do not carry over to a tuned server."
 )
 _THROUGHPUT = (
-    "Throughput is 128 / latency. CNN/DM with 3 candidates prints 7.671 beside 16.685 s, and 128 / 16.685 rounds to "
+    "Throughput is 128 / latency. CNN/DM with 3 candidates prints 7.671 for 16.685 s, and 128 / 16.685 rounds to "
     "7.672; the printed value is still possible for an unrounded latency just above 16.685 s."
 )
 _FIRST_BIN_SQUAD = (

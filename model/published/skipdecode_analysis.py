@@ -1,12 +1,13 @@
-"""What follows from SkipDecode's schedule and what does not: Tables 2, 4 and 5 against Section 2.3, row by row.
+"""Check of SkipDecode's Tables 2, 4 and 5 against its schedule (Section 2.3), row by row.
 
-The schedule gives a token at each position its layers, so the mean layers of Table 4 say how many tokens were generated; responses
-of the same model to the same prompts should be about as long at each target. The schedule is real and layers are whole, and the
-paper says neither how it rounds nor behind which prompt the decay starts: of 60 tokens on E2E, the longest, or of 38, the median.
-Responses of several lengths are taken for one of their mean length: exact for a mean over responses of a schedule not rounded.
+The schedule determines the layers of the token at each position, so that the mean layers of Table 4 imply the number of generated
+tokens. Responses of the same model to the same prompts should be about equally long at each target. The schedule has fractional
+values and layers are whole numbers, but the paper does not say how it rounds, nor after which prompt the decay starts: on E2E 60
+tokens (the longest) or 38 (the median). Responses of several lengths are treated as one of their mean length, which is exact for
+the mean over responses of a schedule that is not rounded.
 
-Layers are those of a generated token in the mean; a speed-up is a ratio of layers, as in the paper, which gives no times.
-All is computed from the tables.
+Layers are means over generated tokens; a speed-up is a ratio of layers, as in the paper, which gives no times. All numbers are
+computed from the tables.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from model.methods.skipdecode import theory as skipdecode
 from model.published.skipdecode_tables import LENGTHS, MEDIAN_PROMPTS
 
 COMPARED = ("half-up", "half-even")
-"""The two ways to round a half that a reader would take for granted; downwards or upwards alone explain no family of rows."""
+"""The two usual ways to round halves; always rounding down or always up explains no family of rows."""
 SETTING = ("layers", "min_layers", "max_layers", "warm_up", "prompt", "sequence_length", "power")
-"""What Table 2 and the lengths of a data set say of a run."""
+"""Settings of a run that Table 2 and the lengths of a data set determine."""
 _NAMES = {"opt-1.3b": "OPT-1.3B", "opt-6.7b": "OPT-6.7B", "e2e": "E2E", "reddit": "Reddit", "cnn_dm": "CNN/DailyMail"}
 
 
 def schedule_rows() -> list[dict[str, Any]]:
-    """Every row of Table 2, with what follows from it.
+    """Rows of Table 2 with derived values.
 
-    middle: (min + max) / 2, the layers that a whole budget of tokens comes to; centred: whether that is the target.
-    ratio: the model's layers over the target; labelled: whether that is the row's label.
-    counted, counted_target: the layers that Table 4 counts from for this label, and its target.
-    remark: what of this is odd, in words; empty where nothing is.
+    middle: (min + max) / 2, the mean layers over a whole budget of tokens; centred: true if it equals the target.
+    ratio: layers of the model over the target; labelled: true if it equals the row's label.
+    counted, counted_target: number of layers and target that Table 4 uses for this label.
+    remark: inconsistencies in words; empty if there are none.
 
     >>> for row in schedule_rows()[:2]:
     ...     print(row["middle"], row["target_layers"], round(row["ratio"], 2), row["remark"])
@@ -60,15 +61,15 @@ def _schedule_row(printed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows() -> list[dict[str, Any]]:
-    """Every row of Table 4 that skips layers, with what follows from it.
+    """Rows of Table 4 that skip layers, with derived values.
 
-    base_layers: the layers that the table counts from; layers: those that the model has.
-    ratio: base over target layers, what the label stands for; realised: base over mean layers, what was skipped.
-    lengths: by way of rounding, the response lengths (the shortest, the longest) whose mean layers are the printed ones, for a
-    decay behind the longest prompt; lengths_median: the same behind the median prompt. Lengths in between fit too.
-    most: the longest response; at_limit: whether that fits, halves up.
-    rouge_l, lost: ROUGE-L as printed, and what was lost of it.
-    remark: what of this is odd, in words; empty where nothing is.
+    base_layers: number of layers that the table counts from; layers: those of the model.
+    ratio: base over target layers, the meaning of the label; realised: base over mean layers, the actual reduction.
+    lengths: by kind of rounding, the shortest and the longest response whose mean layers are the printed ones, if the decay starts
+    after the longest prompt; lengths_median: the same for the median prompt. Lengths in between fit too.
+    most: the longest possible response; at_limit: true if it fits, with halves rounded up.
+    rouge_l, lost: ROUGE-L as printed, and its loss.
+    remark: inconsistencies in words; empty if there are none.
 
     >>> row = rows()[0]
     >>> row["source"], row["mean_layers"], row["ratio"], round(row["realised"], 2), row["lengths"]["half-up"]
@@ -90,21 +91,21 @@ def _row(printed: Mapping[str, Any]) -> dict[str, Any]:
     at_limit = most in fitting["half-up"]
     realised = float(skipdecode.layer_speedup(base["mean_layers"], printed["mean_layers"]))
     odd = [f"{realised:.2f} times fewer, not {label:g}"] if round(realised, 2) < label else []
-    odd += ["texts ran to the longest length, or close to it"] if at_limit else []
+    odd += ["responses ran to the longest length, or close to it"] if at_limit else []
     odd += [] if base["mean_layers"] == bounds["layers"] else [f"counts from {base['mean_layers']:g} of {bounds['layers']} layers"]
     return {
         **printed, "source": published.table("skipdecode-table-4").cite(printed), "layers": bounds["layers"],
         "base_layers": base["mean_layers"], "ratio": base["mean_layers"] / printed["target_layers"], "realised": realised,
-        "lengths": {rounding: _ends(found) for rounding, found in fitting.items()},
-        "lengths_median": {rounding: _ends(found) for rounding, found in median.items()},
+        "lengths": {rounding: _ends(lengths) for rounding, lengths in fitting.items()},
+        "lengths_median": {rounding: _ends(lengths) for rounding, lengths in median.items()},
         "most": most, "at_limit": at_limit, "lost": base["rouge_l"] - printed["rouge_l"], "remark": "; ".join(odd),
     }  # fmt: skip
 
 
 def common_lengths(data_set: str, model: str, rounding: str = "half-up", prompt: int | None = None) -> tuple[int, ...]:
-    """The response lengths that explain all four rows of a model on a data set at once; none where responses changed their length.
+    """Response lengths that explain all four rows of a model on a data set; empty if no common length does.
 
-    The decay starts behind `prompt` tokens, or the longest prompt.
+    The decay starts after `prompt` tokens, by default after the longest prompt.
 
     >>> [common_lengths("e2e", "opt-1.3b", rounding) for rounding in COMPARED], common_lengths("e2e", "opt-6.7b")
     ([(34,), ()], ())
@@ -137,27 +138,28 @@ def _ends(lengths: Sequence[int]) -> tuple[int, int] | None:
 
 
 def of_run(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The report in a few words on each model and data set of which a run's points have all settings."""
-    own = [point for point in points if point["method"] == "skipdecode"]
-    return [sentence for found in replayed(own) for sentence in sentences_on(*found)]
+    """Short report on each model and data set whose settings are all among a run's points."""
+    settings = [point for point in points if point["method"] == "skipdecode"]
+    return [sentence for pair in replayed(settings) for sentence in sentences_on(*pair)]
 
 
 def replayed(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Of which data sets and models these settings are all of Table 2's: layers, min_layers, max_layers, prompt, sequence_length,
-    warm_up, power; other settings beside them do not matter.
+    """Pairs (data set, model) of which these settings include all rows of Table 2; additional settings do not matter.
+
+    A setting has layers, min_layers, max_layers, prompt, sequence_length, warm_up and power.
 
     >>> table = [row for row in schedule_rows() if row["model"] == "opt-1.3b"]
     >>> replayed([row | {"prompt": 60, "sequence_length": 160, "power": 1.0} for row in table])
     [('e2e', 'opt-1.3b')]
     """
-    given = {tuple(each[key] for key in SETTING) for each in settings}
-    found = []
+    available = {tuple(each[key] for key in SETTING) for each in settings}
+    pairs = []
     for model, table in _by_model().items():
         for data_set, (prompt, sequence_length) in LENGTHS.items():
             wanted = {(*(row[key] for key in SETTING[:4]), prompt, sequence_length, 1.0) for row in table}
-            if wanted <= given:
-                found.append((data_set, model))
-    return found
+            if wanted <= available:
+                pairs.append((data_set, model))
+    return pairs
 
 
 def _by_model() -> dict[str, list[dict[str, Any]]]:
@@ -167,16 +169,16 @@ def _by_model() -> dict[str, list[dict[str, Any]]]:
     return table
 
 
-# --- In words ---------------------------------------------------------------------------------------------------------
+# --- Sentences ---------------------------------------------------------------------------------------------------------
 
 
 def sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The report in words, on these rows (of `rows`) and on Tables 2 and 5.
+    """Report in sentences about these rows (from `rows`) and Tables 2 and 5.
 
     >>> for sentence in sentences(rows())[:2]:
     ...     print(sentence)
-    (min + max) / 2 is the target in 7 of 8 rows of Table 2; of OPT-6.7B at 2x it is 16.5, the target 16.
-    Layers over target layers are the label in 5 of 8 rows; 3x of OPT-6.7B is 2.91, 5x of OPT-6.7B is 4.92, 5x of OPT-1.3B is 4.80.
+    (min + max) / 2 is the target in 7 of 8 rows of Table 2; for OPT-6.7B at 2x it is 16.5, the target 16.
+    Layers over target layers equal the label in 5 of 8 rows; 3x of OPT-6.7B is 2.91, 5x of OPT-6.7B is 4.92, 5x of OPT-1.3B ...
     """
     families = dict.fromkeys((row["data_set"], row["model"]) for row in rows)
     parts = [*_schedule_sentences(schedule_rows()), _realised_sentence(rows), *_common_sentences(families)]
@@ -184,39 +186,39 @@ def sentences(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def sentences_on(data_set: str, model: str) -> list[str]:
-    """The report in a few words: on one model's rows of Table 2, and of Table 4 on one data set.
+    """Short report on one model's rows of Table 2, and on its rows of Table 4 for one data set.
 
     >>> for sentence in sentences_on("e2e", "opt-1.3b")[:2]:
     ...     print(sentence)
-    The settings are those that SkipDecode's Table 2 publishes for OPT-1.3B, with the lengths of E2E; its tables say of them:
+    The settings are those of SkipDecode's Table 2 for OPT-1.3B, with the lengths of E2E; its tables imply:
     (min + max) / 2 is the target in 4 of 4 rows of Table 2.
     """
     checks.one_of("data_set", data_set, LENGTHS)
     checks.one_of("model", model, _by_model())
     found = [row for row in rows() if (row["data_set"], row["model"]) == (data_set, model)]
     where = f"for {_NAMES[model]}, with the lengths of {_NAMES[data_set]}"
-    lead = f"The settings are those that SkipDecode's Table 2 publishes {where};"
+    lead = f"The settings are those of SkipDecode's Table 2 {where};"
     family = {(data_set, model): None}
-    parts = [f"{lead} its tables say of them:", *_schedule_sentences(_by_model()[model]), _realised_sentence(found)]
+    parts = [f"{lead} its tables imply:", *_schedule_sentences(_by_model()[model]), _realised_sentence(found)]
     return [*parts, *_common_sentences(family), *_growth_sentences(found, family), *_quality_sentences(found)]
 
 
 def _schedule_sentences(table: Sequence[Mapping[str, Any]]) -> list[str]:
     off = [row for row in table if not row["centred"]]
-    named = "".join(f"; of {_named(row)} it is {row['middle']:g}, the target {row['target_layers']:g}" for row in off)
+    named = "".join(f"; for {_named(row)} it is {row['middle']:g}, the target {row['target_layers']:g}" for row in off)
     wrong = [f"{row['target_speedup']:g}x of {_NAMES[row['model']]} is {row['ratio']:.2f}" for row in table if not row["labelled"]]
     moved = [row for row in table if row["counted"] != row["layers"]]
     other = [row for row in moved if row["counted_target"] != row["target_layers"]]
     lines = [
         f"(min + max) / 2 is the target in {len(table) - len(off)} of {len(table)} rows of Table 2{named}.",
-        f"Layers over target layers are the label in {len(table) - len(wrong)} of {len(table)} rows"
+        f"Layers over target layers equal the label in {len(table) - len(wrong)} of {len(table)} rows"
         f"{'; ' if wrong else ''}{', '.join(wrong)}.",
     ]
     if moved:
-        told = "".join(f", with a target of {row['counted_target']:g} at {row['target_speedup']:g}x"
+        targets = "".join(f", with a target of {row['counted_target']:g} at {row['target_speedup']:g}x"
                        f" where it has {row['target_layers']:g}" for row in other)  # fmt: skip
         counted, layers = moved[0]["counted"], moved[0]["layers"]
-        lines.append(f"Table 4 counts {_NAMES[moved[0]['model']]} from {counted:g} layers, Table 2 from {layers}{told}.")
+        lines.append(f"Table 4 counts {_NAMES[moved[0]['model']]} from {counted:g} layers, Table 2 from {layers}{targets}.")
     return lines
 
 
@@ -226,7 +228,7 @@ def _realised_sentence(found: Sequence[Mapping[str, Any]]) -> str:
         values = [row["realised"] for row in found if row["target_speedup"] == label]
         ends = dict.fromkeys(f"{end:.2f}" for end in (min(values), max(values)))
         parts.append(f"{' to '.join(ends)} at {label:g}x")
-    return f"Generated tokens went through fewer layers by factors of {', '.join(parts)}; no time is given, at any label."
+    return f"Generated tokens passed fewer layers by factors of {', '.join(parts)}; the paper gives no times."
 
 
 def _common_sentences(families: Mapping[tuple[str, str], None]) -> list[str]:
@@ -235,18 +237,18 @@ def _common_sentences(families: Mapping[tuple[str, str], None]) -> list[str]:
         if data_set != "e2e":
             continue
         starts = (LENGTHS[data_set][0], MEDIAN_PROMPTS[data_set])
-        told = []
+        parts = []
         for start in starts:
-            fitting = {way: _said(common_lengths(data_set, model, way, start)) for way in COMPARED}
-            ways = [f"{said} with halves {_WAYS[way]}" for way, said in fitting.items()]
+            fitting = {rounding: _listed(common_lengths(data_set, model, rounding, start)) for rounding in COMPARED}
+            separate = [f"{lengths} with halves rounded {_ROUNDED[rounding]}" for rounding, lengths in fitting.items()]
             both = len(set(fitting.values())) == 1
-            said = f"{fitting['half-up']}, halves rounded either way" if both else " and ".join(ways)
-            told.append(f"behind a prompt of {start}, {said}")
-        lines.append(f"Response lengths that explain all rows of {_NAMES[model]} on {_NAMES[data_set]}: {'; '.join(told)}.")
+            lengths = f"{fitting['half-up']}, halves rounded either way" if both else " and ".join(separate)
+            parts.append(f"after a prompt of {start}, {lengths}")
+        lines.append(f"Response lengths that explain all rows of {_NAMES[model]} on {_NAMES[data_set]}: {'; '.join(parts)}.")
     return lines
 
 
-_WAYS = {"half-up": "up", "half-even": "to even numbers"}
+_ROUNDED = {"half-up": "up", "half-even": "to even"}
 
 
 def _growth_sentences(found: Sequence[Mapping[str, Any]], families: Mapping[tuple[str, str], None]) -> list[str]:
@@ -258,11 +260,12 @@ def _growth_sentences(found: Sequence[Mapping[str, Any]], families: Mapping[tupl
         spans = ", ".join(f"{_span(row['lengths']['half-up'])} at {row['target_speedup']:g}x" for row in own)
         ends = [row["lengths"]["half-up"] for row in own]
         some = all(ends) and max(first for first, _ in ends) <= min(last for _, last in ends)
-        none = "" if some else "; no length is in all"
-        lines.append(f"{_NAMES[model]} on {_NAMES[data_set]} needs responses of {spans}, of at most {own[0]['most']} tokens{none}.")
+        none = "" if some else "; no length fits all"
+        where, most = f"{_NAMES[model]} on {_NAMES[data_set]}", own[0]["most"]
+        lines.append(f"The layers of {where} imply responses of {spans} tokens (the limit is {most}){none}.")
     limit = [f"{row['target_speedup']:g}x of {_on(row)}" for row in found if row["at_limit"]]
     if limit:
-        lines.append(f"Texts ran to the longest length, or close to it, at {' and '.join(limit)}: no sign of quality.")
+        lines.append(f"Responses ran to the longest length, or close to it, at {' and '.join(limit)}: no sign of quality.")
     return lines
 
 
@@ -279,7 +282,7 @@ def _quality_sentences(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _other_values_sentence() -> str:
-    """Where Table 5, which says OPT-1.3B, repeats Table 4 with another number."""
+    """Sentence about rows of Table 4 that Table 5 (for OPT-1.3B) repeats with another number."""
     differing = []
     for row in published.table("skipdecode-table-5").rows:
         if row["method"] == "skipdecode":
@@ -298,7 +301,7 @@ def _on(row: Mapping[str, Any]) -> str:
     return f"{_NAMES[row['model']]} on {_NAMES[row['data_set']]}"
 
 
-def _said(lengths: Sequence[int]) -> str:
+def _listed(lengths: Sequence[int]) -> str:
     return " or ".join(map(str, lengths)) if lengths else "none"
 
 

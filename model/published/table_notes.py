@@ -1,4 +1,4 @@
-"""What is said of a published table, whoever published it; the numbers are in the CSV files beside this."""
+"""Description of a published table without its numbers, which are in CSV files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TableNotes:
-    """Everything about one table that is not a number: what it is called, which columns are keys, and what is said of it."""
+    """Label, title, setting, key columns and notes of a published table."""
 
     label: str
     title: str

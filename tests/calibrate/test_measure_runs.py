@@ -116,7 +116,7 @@ def test_a_higher_rate_never_loses_a_match(rate: float, seed: int, replication: 
     ("speculative", {"draft_length": 2}, {}, "acceptance_rate is required"),
     ("speculative", {"draft_length": 2}, {"acceptance_rate": 1.2}, "acceptance_rate must be"),
     ("bild", {}, {"fallback_rate": 0.2}, "rollback_rate is required"),
-    ("early_exit", {"exit_layer": 3}, {"exit_rate": 0.2}, "nothing of it is left to chance"),
+    ("early_exit", {"exit_layer": 3}, {"exit_rate": 0.2}, "it has no random outcomes"),
     ("adaptive", {"policy": "confidence", "confidence_threshold": 0.5}, {"acceptance_rate": 0.5}, "confidence cannot be forced"),
 ])  # fmt: skip
 def test_rates_of_outcomes_unknown_to_the_method_are_refused(

@@ -291,14 +291,14 @@ def _by_layer(value: int, layers: int = LAYERS) -> pl.Series:
         ("accepted", pl.col("accepted").cast(pl.String), "column accepted must be whole numbers, none missing, got String"),
         ("accepted", pl.lit(None, dtype=pl.Int32), "column accepted must be whole numbers, none missing"),
         ("accepted", pl.lit(-1, dtype=pl.Int32), "column accepted must be at least 0, got -1"),
-        ("accepted", pl.lit(99, dtype=pl.Int32), "column accepted must be at most the tokens that are left"),
+        ("accepted", pl.lit(99, dtype=pl.Int32), "column accepted must be at most the remaining tokens"),
         ("overlap", pl.lit(7.0), r"column overlap must be between 0 and 1, got 7\.0"),
         ("overlap", pl.lit(float("nan")), "column overlap must be between 0 and 1, got nan"),
         ("rank_common", pl.lit("x"), "column rank_common must be whole numbers, one for each layer"),
         ("rank_common", _by_layer(0), "column rank_common must be at least 1, got 0"),
         ("rank_trained", _by_layer(1, 3), "column rank_trained must be whole numbers, one for each layer"),
-        ("position", pl.col("position").reverse(), "rows must be in the order of texts"),
-        ("prompt", pl.col("prompt").reverse(), "rows must be in the order of texts"),
+        ("position", pl.col("position").reverse(), "rows must be ordered by prompt"),
+        ("prompt", pl.col("prompt").reverse(), "rows must be ordered by prompt"),
     ],
 )
 def test_impossible_columns_are_refused(column: str, value: Any, message: str) -> None:
@@ -309,7 +309,7 @@ def test_impossible_columns_are_refused(column: str, value: Any, message: str) -
 
 def test_header_must_agree_with_the_columns() -> None:
     log = made()
-    with pytest.raises(ParameterError, match="must say its draft, got none"):
+    with pytest.raises(ParameterError, match="must name its draft, got none"):
         PositionLog(log.table, {**log.said, "draft": None})
     with pytest.raises(ParameterError, match="column rank_common must be whole numbers, one for each layer"):
         PositionLog(log.table, {**log.said, "target": {"name": "target", "layers": LAYERS + 1}})

@@ -179,7 +179,7 @@ def test_the_nested_form_asks_more_of_a_clock_on_which_its_processes_come_furthe
     """How far a process has come that is stopped, what anything takes decides: heads hold up the main process alone here."""
     found = record("llama", "ppd", {"exit_layer": 2, "candidates": 3, "form": "nested"}, [3, 4, 5], 12)
     same(found)
-    with pytest.raises(UnloggedError, match="nobody has logged a further top of the target behind layer 2 at position"):
+    with pytest.raises(UnloggedError, match="the log has no further read top of the target after layer 2 at position"):
         played(found, cost=UnitCost(LAYERS, final_head=9.0))
 
 
@@ -201,14 +201,14 @@ def test_a_read_that_nobody_logged_is_named() -> None:
     for number, left_out in itertools.islice(enumerate(found.reads), 5):
         rest = [*found.reads[:number], *found.reads[number + 1 :]]
         asked = left_out.question
-        with pytest.raises(UnloggedError, match=rf"nobody has logged .* of the {asked.role} behind layer {asked.layer} at"):
+        with pytest.raises(UnloggedError, match=rf"no further read .* of the {asked.role} after layer {asked.layer} at"):
             played(found, Replayed(rest))
 
 
 def test_another_method_than_the_recorded_one_is_found_out() -> None:
     found = record("llama", "speculative", {"draft_length": 3}, [3, 4, 5], 10)
     other = Decoding(found.method, {**found.settings, "draft_length": 4}, found.prompt, 10, found.commits, found.account)
-    with pytest.raises(UnloggedError, match="nobody has logged"):
+    with pytest.raises(UnloggedError, match="the log has no further read"):
         played(other, Replayed(found.reads))
 
 
@@ -224,7 +224,7 @@ def test_answers_to_one_question_come_in_the_order_that_they_were_given() -> Non
     read = Read("uniform", step)
     world = Replayed([Answered(question(read, step), each) for each in (0.25, 0.5)])
     assert [world.read(read), world.read(read)] == [0.25, 0.5]
-    with pytest.raises(UnloggedError, match="nobody has logged"):
+    with pytest.raises(UnloggedError, match="the log has no further read"):
         world.read(read)
 
 

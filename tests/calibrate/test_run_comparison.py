@@ -628,8 +628,8 @@ def test_reads_that_depend_on_times_are_refused() -> None:
     found = decoded("ppd", 12, {"match_rate": 0.6}, exit_layer=4, candidates=2, form="nested")
     cost = ReplayedSeconds(
         {"target": ProfileCosts(profiles(first_read=0.02)["target"])}
-    )  # a later read stops the others later
-    with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) do: nobody has logged a further top"):
+    )  # who looks for the next token stops the others later
+    with pytest.raises(ParameterError, match=r"ppd \(exit_layer=4, .*form=nested\) does not: the log has no further read top"):
         run_comparison.predict(found, cost, 31)
 
 

@@ -17,6 +17,7 @@ from matplotlib.text import Text
 from typer.testing import CliRunner
 
 import figures
+import sim
 from figures.common import provenance
 from figures.of_hardware import layer_time, reached_peaks, wide_pass_cost
 from figures.of_theory import largest_batch
@@ -671,3 +672,14 @@ def test_provenance_of_parts_by_hand(whole: Profile) -> None:
     provenance.under_title(axes, "name", "one")
     assert axes.texts[1].get_text() == "one"
     assert axes.texts[1].get_position() == (0, 1.025)
+
+
+def test_runs_in_seconds_are_drawn_with_their_distribution(tmp_path: Path) -> None:
+    given = {
+        "scenario": {"name": "seconds", "tokens": 8, "replications": 64, "views": ["formula", "paths"]},
+        "method": [{"name": "speculative", "draft_length": 2}], "outcomes": {"kind": "iid", "acceptance_rate": 0.5},
+        "cost": {"kind": "roofline", "device": "a100", "shape": "opt-1.3b", "draft_shape": "opt-125m"},
+    }  # fmt: skip
+    sim.run(given, out=tmp_path)
+    drawn = {path.stem for path in figures.of_run(tmp_path)}
+    assert "distribution_point_0" in drawn

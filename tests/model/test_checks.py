@@ -1,4 +1,4 @@
-"""Checks of arrays: whatever is wrong with them, the message says what and where."""
+"""Checks of arrays and tables: messages name the wrong value and its index."""
 
 import pickle
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from model.base.checks import ParameterError, TableError
         (1j, "x must be numbers"),
     ],
 )
-def test_the_first_bad_element_is_named(values: object, message: str) -> None:
+def test_first_bad_element_is_named(values: object, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         checks.array("x", values, 0)  # type: ignore[arg-type]
 
 
-def test_bounds_belong_to_the_range() -> None:
+def test_bounds_are_inclusive() -> None:
     assert checks.array("x", [0, 1], 0, 1).tolist() == [0.0, 1.0]
     assert checks.array("x", [], 0, 1).shape == (0,)
     assert checks.whole_array("x", [1.0, 2.0], 1).tolist() == [1.0, 2.0]
@@ -35,13 +35,13 @@ def test_bounds_belong_to_the_range() -> None:
         checks.whole_array("x", [1.0, 2.5], 1)
 
 
-def test_the_first_fraction_is_named() -> None:
+def test_first_fraction_is_named() -> None:
     with pytest.raises(ParameterError, match=r"x\[1\] must be a whole number, got 2.5"):
         checks.whole_array("x", [1.0, 2.5], 1)
 
 
 @pytest.mark.parametrize("values", [np.inf, [-np.inf, -np.inf], [1.7e308, -1.7e308]])
-def test_infinite_and_very_large_numbers_are_told_apart(values: float | list[float]) -> None:
+def test_infinite_numbers_are_refused_and_large_numbers_accepted(values: float | list[float]) -> None:
     if np.isfinite(values).all():
         assert checks.array("x", values).tolist() == values
         return
@@ -61,8 +61,8 @@ class _Law:
 
 
 @pytest.mark.parametrize("where", ["cost", "law", "method.law"])
-def test_a_message_names_the_table_once(where: str) -> None:
-    """What the message begins with has no say in it: only an error about the table goes on from its name."""
+def test_message_names_the_table_once(where: str) -> None:
+    """The message of a `TableError` continues the table's name; other messages follow the name and a colon."""
     with pytest.raises(ParameterError, match=f"^{where}: cost must be at least 0$"):
         table_records.build(_Law, {"cost": -1}, where)
     with pytest.raises(ParameterError, match=rf"^{where}\.cost is not of this kind$") as caught:

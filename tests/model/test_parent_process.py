@@ -1,4 +1,4 @@
-"""Workers end with their parent, however that ends."""
+"""Worker processes end with their parent, even if it is killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is at work; one that has ended and that nobody asked about is not."""
+    """True if a process runs; a zombie (ended but not waited for) does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -39,13 +39,13 @@ def gone(pids: list[int], seconds: float) -> bool:
     return not any(map(alive, pids))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc who is there")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("work", ["time.sleep(600)", "[sum(range(1000)) for _ in iter(int, 1)]"], ids=["waiting", "busy"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_worker_ends_with_its_parent(work: str, how: signal.Signals) -> None:
+def test_worker_ends_with_its_parent(work: str, how: signal.Signals) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD.format(work)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert parent.stdout is not None
-    lines = sorted(parent.stdout.readline().strip() for _ in range(2))  # the worker's number, and that it has begun to watch
+    lines = sorted(parent.stdout.readline().strip() for _ in range(2))  # process number and message of the worker
     child = int(lines[0])
     assert lines[1] == "there"
     assert alive(child)
@@ -59,9 +59,9 @@ def test_a_worker_ends_with_its_parent(work: str, how: signal.Signals) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc who is there")
-def test_workers_of_a_sweep_end_with_it_and_leave_nothing(tmp_path: Path) -> None:
-    """Killed while they compute: no process of its group is left, and no semaphore or shared memory under its number."""
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_of_a_killed_sweep_end_and_leave_nothing(tmp_path: Path) -> None:
+    """After a sweep is killed, no process of its group is left, and no semaphore or shared memory of the sweep."""
     command = [sys.executable, "-m", "sim", "run", "-j", "2", "-q", "--no-figures", "--replications", "200000", "-o", str(tmp_path)]
     main = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL)
 

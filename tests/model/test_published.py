@@ -1,4 +1,4 @@
-"""The published tables agree with themselves, with each other and with the rounding of their last printed digit."""
+"""The published tables are consistent in themselves, with each other and with the rounding of their last digit."""
 
 import itertools
 from typing import Any
@@ -16,11 +16,11 @@ LAYERS = (10, 20, 30, 35, 37)
 CANDIDATES = (1, 3, 5)
 HEADS = ("final", "trained")
 ROWS = list(itertools.product(DATA_SETS, LAYERS, CANDIDATES, HEADS))
-HALF_DIGIT = 0.005  # percent: what rounding to two decimals can hide
+HALF_DIGIT = 0.005  # percent: largest error of rounding to two decimals
 
 
 def cells(name: str) -> dict[tuple[Any, ...], float]:
-    """Every match percentage of Tables 2 and 6 to 8 by its keys."""
+    """Match percentages of Tables 2 and 6 to 8, by key."""
     table = published.table(name)
     return {tuple(row[key] for key in table.keys): row["match_percent"] for row in table.rows}
 
@@ -29,13 +29,13 @@ def cells(name: str) -> dict[tuple[Any, ...], float]:
     ("name", "count"),
     [("ppd-table-2", 90), ("ppd-table-3", 6), ("ppd-table-5", 6)] + [(name, 30 * 9) for name in DATA_SETS.values()],
 )
-def test_every_cell_is_there_once(name: str, count: int) -> None:
+def test_every_cell_exists_once(name: str, count: int) -> None:
     table = published.table(name)
     assert len(table.rows) == count
     assert len({tuple(row[key] for key in table.keys) for row in table.rows}) == count
 
 
-def test_names_lists_what_table_accepts() -> None:
+def test_names_lists_all_tables() -> None:
     assert [published.table(name).name for name in published.names()] == list(published.names())
     for name in ppd_tables.TABLES:
         table = published.table(name)
@@ -44,7 +44,7 @@ def test_names_lists_what_table_accepts() -> None:
 
 
 @pytest.mark.parametrize("data_set", DATA_SETS)
-def test_the_bins_tile_the_positions(data_set: str) -> None:
+def test_bins_tile_the_positions(data_set: str) -> None:
     tokens = ppd_tables.TOKENS[data_set]
     width = tokens // 8
     spans = {(first, last) for *_, first, last in cells(DATA_SETS[data_set])}
@@ -52,10 +52,10 @@ def test_the_bins_tile_the_positions(data_set: str) -> None:
 
 
 @pytest.mark.parametrize(("data_set", "layer", "candidates", "head"), ROWS)
-def test_the_total_is_the_mean_of_its_bins_and_the_cell_of_table_2(
+def test_total_is_the_mean_of_its_bins_and_the_cell_of_table_2(
     data_set: str, layer: int, candidates: int, head: str
 ) -> None:
-    """Bins of equal width weigh the same; the mean of eight rounded bins and the rounded total hide 0.005 each."""
+    """Bins of equal width have equal weights; the mean of eight rounded bins and the rounded total are off by up to 0.005 each."""
     last = ppd_tables.TOKENS[data_set]
     keys = (data_set, layer, candidates, head)
     row = {key[4:]: value for key, value in cells(DATA_SETS[data_set]).items() if key[:4] == keys}
@@ -66,8 +66,8 @@ def test_the_total_is_the_mean_of_its_bins_and_the_cell_of_table_2(
 
 
 @pytest.mark.parametrize("name", ["ppd-table-2", *DATA_SETS.values()])
-def test_more_candidates_a_trained_head_and_a_later_layer_match_strictly_more_often(name: str) -> None:
-    """A law for candidates (top-3 contains top-1), a finding for heads and layers; no printed cell is an exception."""
+def test_match_rate_increases_with_candidates_head_and_layer(name: str) -> None:
+    """Necessary for candidates (top-3 contains top-1), empirical for heads and layers; no printed cell is an exception."""
     percent = cells(name)
     for (data_set, layer, candidates, head, *span), value in percent.items():
         if candidates < 5:
@@ -78,7 +78,7 @@ def test_more_candidates_a_trained_head_and_a_later_layer_match_strictly_more_of
             assert value < percent[data_set, LAYERS[LAYERS.index(layer) + 1], candidates, head, *span]
 
 
-def test_throughput_is_128_tokens_over_latency() -> None:
+def test_throughput_is_tokens_over_latency() -> None:
     """All six cells are possible given a latency rounded to 0.001 s; only one is not 128 / the printed latency."""
     off = []
     for row in published.table("ppd-table-3").rows:
@@ -110,14 +110,14 @@ def test_rates_are_the_floats_nearest_to_the_printed_digits(
     assert (total.rate, total.trials) == (rate.rate, rate.trials)
 
 
-def test_the_bins_share_the_trials_of_their_total() -> None:
+def test_bins_share_the_trials_of_their_total() -> None:
     keys: dict[str, Any] = {"data_set": "wmt", "layer": 20, "candidates": 3, "head": "final"}
     bins = [published.match_rate("ppd-table-7", **keys, first=first, last=first + 15) for first in range(1, 128, 16)]
     assert [rate.trials for rate in bins] == [1_500 * 16] * 8
     assert published.match_rate("ppd-table-7", **keys).trials == 1_500 * 128
 
 
-def test_tables_3_and_5_state_no_trials() -> None:
+def test_tables_3_and_5_have_no_trials() -> None:
     assert published.match_rate("ppd-table-3", data_set="squad", candidates=3).trials is None
     assert published.match_rate("ppd-table-5", data_set="squad", sampling="greedy").trials is None
 
@@ -141,7 +141,7 @@ def test_rates_by_position_repeat_each_bin_over_its_positions(
         assert np.array_equal(rates[first - 1 : first - 1 + width], np.full(width, rate))
 
 
-def test_rates_by_position_are_the_callers_own() -> None:
+def test_rates_by_position_are_copies() -> None:
     keys: dict[str, Any] = {"data_set": "cnn_dm", "layer": 20, "candidates": 1, "head": "final"}
     rates, _ = published.match_rates_by_position(**keys, tokens=17)
     assert rates.tolist() == [0.3334] * 16 + [0.3367]
@@ -150,7 +150,7 @@ def test_rates_by_position_are_the_callers_own() -> None:
     assert again[0] == 0.3334
 
 
-def test_a_table_cannot_be_changed_by_its_readers() -> None:
+def test_tables_are_read_only() -> None:
     row = published.table("ppd-table-5").lookup(data_set="squad", sampling="top-k")
     row["match_percent"] = 0.0
     assert published.table("ppd-table-5").lookup(data_set="squad", sampling="top-k")["match_percent"] == 43.78
@@ -179,12 +179,12 @@ GOOD: dict[str, Any] = {"data_set": "squad", "layer": 20, "candidates": 3, "head
         ("ppd-table-6", {"first": 1}, r"last must be given: 2 rows of ppd-table-6 fit; known: 2, 16"),
     ],
 )
-def test_a_bad_lookup_names_the_nearest_known(table: str, change: dict[str, str | int], message: str) -> None:
+def test_bad_lookup_names_the_closest_value(table: str, change: dict[str, str | int], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         published.match_rate(table, **(GOOD | change))
 
 
-def test_a_missing_key_is_named() -> None:
+def test_missing_key_is_named() -> None:
     with pytest.raises(ParameterError, match=r"layer must be given: 15 rows of ppd-table-2 fit; known: 10, 20,"):
         published.match_rate("ppd-table-2", data_set="squad", head="final")
 
@@ -200,8 +200,8 @@ def test_bad_positions_name_the_bound_and_the_remedy() -> None:
         published.match_rates_by_position(**(GOOD | {"candidates": 7}), tokens=4)
 
 
-def test_the_first_bin_of_layer_10_is_the_outlier_the_notes_say() -> None:
-    """The ratio of one to three candidates in a bin over that of the totals: two cells are far off, none else."""
+def test_note_on_outliers_in_the_first_bin_of_layer_10() -> None:
+    """Ratio of one to three candidates in a bin relative to that of the totals: exactly two cells are outliers."""
     extremes = {}
     for data_set, name in DATA_SETS.items():
         percent = cells(name)
@@ -228,14 +228,14 @@ def test_the_first_bin_of_layer_10_is_the_outlier_the_notes_say() -> None:
         ("ppd-table-8", 1_706_889),
     ],
 )
-def test_no_single_digit_strayed_from_the_paper(name: str, hundredths: int) -> None:
-    """Sums taken from the paper's text, not from our files: they see what hides in the rounding of eight bins."""
+def test_digits_equal_those_of_the_paper(name: str, hundredths: int) -> None:
+    """Sums were taken from the paper's text, not from our files; they detect errors smaller than the rounding of eight bins."""
     rows = published.table(name).rows
     assert sum(round(100 * row["match_percent"]) for row in rows if row["match_percent"] is not None) == hundredths
 
 
-def test_the_two_greedy_rates_of_one_model_differ_as_the_notes_say() -> None:
-    """Gap over the standard error of a difference of two independent shares, in Tables 3 and 5."""
+def test_note_on_two_greedy_rates_of_one_model() -> None:
+    """Gap between Tables 3 and 5 in standard errors of a difference of two independent proportions."""
 
     def standard_errors(data_set: str, trials: int) -> float:
         first = published.match_rate("ppd-table-3", data_set=data_set, method="ppd", candidates=3).rate
@@ -251,8 +251,8 @@ def test_the_two_greedy_rates_of_one_model_differ_as_the_notes_say() -> None:
         assert percent in note
 
 
-def test_the_default_run_says_the_papers_own_limits() -> None:
-    """Figure 3 of the paper: .629 and .892 are Eq. 3, for many tokens; the run's own points are for 128."""
+def test_default_run_notes_the_limits_of_the_paper() -> None:
+    """Figure 3 of the paper: .629 and .892 are Eq. 3 for many tokens; the points of the run have 128 tokens."""
     rows = sim.run(views=["formula"])
     (said,) = ppd_figure_3.sentences(ppd_figure_3.replayed(rows.to_dicts()))
     assert "0.629 (squad, trained head, k = 5) to 0.892 (wmt, final head, k = 1), at 4.973 and 1.561 busy units" in said

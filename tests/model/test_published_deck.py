@@ -1,4 +1,4 @@
-"""The deck's tables, and the theory's verdict on them, against formulas written down here and against exact enumeration."""
+"""The deck's tables and their check against theory, compared with formulas written here and with exact enumeration."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ from model import published
 from model.base.checks import ParameterError
 from model.published import deck_analysis, deck_tables
 
-GAMMA = 3  # what the notes assume where the deck states none
+GAMMA = 3  # assumed by the notes if the deck states none
 
 
 def speedup(rate: float, length: int, ratio: float) -> float:
@@ -31,7 +31,7 @@ def accepted_over_drafted(rate: float, length: int) -> float:
 
 
 def root(function: Callable[[Any], Any], target: float) -> float:
-    """Where a growing function on [0, 1] reaches the target, from a fine table of it."""
+    """Solve an increasing function on [0, 1] for the target, from a fine table of its values."""
     grid = np.linspace(0, 1, 200_001)
     return float(np.interp(target, function(grid), grid))
 
@@ -52,8 +52,8 @@ def notes(name: str) -> str:
 
 
 def listed(values: list[float], form: str) -> str:
-    texts = [form.format(value) for value in values]
-    return f"{', '.join(texts[:-1])} and {texts[-1]}"
+    parts = [form.format(value) for value in values]
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 # --- The data -----------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def listed(values: list[float], form: str) -> str:
         ("deck-hierarchy", {"bleu": "2.181", "speedup": "5.27"}),
     ],
 )
-def test_no_digit_strayed_from_the_deck(name: str, sums: dict[str, str]) -> None:
+def test_digits_equal_those_of_the_deck(name: str, sums: dict[str, str]) -> None:
     """Sums taken from the deck's text, not from our files."""
     table = published.table(name)
     numbers = {key for key, value in table.rows[0].items() if not isinstance(value, str)}
@@ -78,7 +78,7 @@ def test_no_digit_strayed_from_the_deck(name: str, sums: dict[str, str]) -> None
 
 
 @pytest.mark.parametrize("name", deck_tables.TABLES)
-def test_keys_tell_the_rows_apart_and_each_is_cited(name: str) -> None:
+def test_keys_are_unique_and_rows_are_cited(name: str) -> None:
     table = published.table(name)
     assert name in published.names()
     assert table.source.startswith(f"{deck_tables.PAPER}, {deck_tables.TABLES[name].label}: ")
@@ -98,12 +98,12 @@ def test_keys_tell_the_rows_apart_and_each_is_cited(name: str) -> None:
         ("ppd-table-3", {"data_set": "squad", "method": "greedy"}, "PPD Table 3, squad, greedy"),
     ],
 )
-def test_a_row_is_cited_as_the_source_prints_it(name: str, keys: dict[str, Any], clause: str) -> None:
+def test_row_is_cited_as_printed(name: str, keys: dict[str, Any], clause: str) -> None:
     table = published.table(name)
     assert table.cite(table.lookup(**keys)) == clause
 
 
-def test_a_bad_lookup_in_the_deck_names_the_nearest_known() -> None:
+def test_bad_lookup_in_the_deck_names_the_closest_value() -> None:
     table = published.table("deck-table-2")
     for keys, message in (
         ({"task": "endo"}, r"unknown task of deck-table-2 'endo'; did you mean ende\?"),
@@ -123,16 +123,16 @@ def test_the_deck_has_no_match_rates(name: str) -> None:
         published.match_rate(name, task="ende")
 
 
-# --- What the notes say ---------------------------------------------------------------------------------------------------
+# --- Notes ---------------------------------------------------------------------------------------------------
 
 
-def test_the_cost_ratio_is_what_the_times_give() -> None:
+def test_cost_ratio_follows_from_the_times() -> None:
     assert f"give {RATIO['ende']:.3f} for EnDe and {RATIO['cnndm']:.4f} for CNNDM" in notes("deck-table-1")
     for task, ratio in RATIO.items():
         assert deck_analysis.cost_ratio(task) == pytest.approx(ratio, rel=1e-12)
 
 
-def test_table_2_is_too_fast_by_what_the_note_says() -> None:
+def test_note_on_too_fast_rows_of_table_2() -> None:
     said = notes("deck-table-2")
     settings = [(row["acceptance_rate"], row["draft_length"], RATIO[row["task"]]) for row in FIXED]
     printed = [row["speedup"] for row in FIXED]
@@ -152,7 +152,7 @@ def test_table_2_is_too_fast_by_what_the_note_says() -> None:
     assert f"need alpha = {listed(needed, '{:.3f}')}" in said
 
 
-def test_read_as_accepted_over_drafted_table_2_is_off_by_what_the_note_says() -> None:
+def test_note_on_table_2_read_as_accepted_over_drafted() -> None:
     reread, found, off = [], [], []
     for row in FIXED:
         length = row["draft_length"]
@@ -165,28 +165,28 @@ def test_read_as_accepted_over_drafted_table_2_is_off_by_what_the_note_says() ->
     assert f"off by {listed(off, '{:+.1f} %')}" in said
 
 
-def test_accepted_over_drafted_falls_with_the_draft_length_and_alpha_cannot() -> None:
+def test_note_on_alpha_that_falls_with_the_draft_length() -> None:
     for rate in (0.3, 0.675, 0.95):
         shares = [accepted_over_drafted(rate, length) for length in range(1, 12)]
         assert all(later < earlier for earlier, later in itertools.pairwise(shares))
     ende, cnndm = ([row["acceptance_rate"] for row in FIXED if row["task"] == task] for task in RATIO)
-    assert f"{ende[0]} to {ende[1]} and {cnndm[0]} to {cnndm[1]}" in notes("deck-table-2")
+    assert f"from {ende[0]} to {ende[1]} and from {cnndm[0]} to {cnndm[1]}" in notes("deck-table-2")
 
 
-def test_bleu_is_not_that_of_identical_outputs() -> None:
+def test_note_on_bleu_of_outputs_that_are_not_identical() -> None:
     alone = {task: published.table("deck-table-1").lookup(task=task, model="t5-large")["bleu"] for task in RATIO}
     bleu = [row["bleu"] for row in FIXED]
     assert f"{bleu[0]} and {bleu[1]} with gamma 3 and 7 against {alone['ende']}" in notes("deck-table-2")
     assert f"{bleu[2]} and {bleu[3]} against {alone['cnndm']}" in notes("deck-table-2")
     pair = published.table("deck-hierarchy").lookup(combination="large+small")
     assert pair["speedup"] == FIXED[0]["speedup"]
-    said = f"{bleu[0]} in Table 2 and {pair['bleu']} in the hierarchy table, both beside {pair['speedup']}"
-    assert said in notes("deck-hierarchy")
+    note = f"{bleu[0]} in Table 2 and {pair['bleu']} in the hierarchy table, both with {pair['speedup']}"
+    assert note in notes("deck-hierarchy")
 
 
 @pytest.mark.parametrize("letter", ["p'", "q'"])
-def test_algorithm_1_as_printed_does_not_give_the_target_law(letter: str) -> None:
-    """After a rejection line 18 draws from p' = p, where the residual law, which line 15 calls q', would be right."""
+def test_algorithm_1_as_printed_changes_the_output_distribution(letter: str) -> None:
+    """After a rejection line 18 draws from p' = p instead of the residual distribution, which line 15 calls q'."""
     p, q = np.array([0.6, 0.3, 0.1]), np.array([0.2, 0.3, 0.5])
     kept = np.minimum(p, q)
     redrawn = p if letter == "p'" else (p - kept) / (p - kept).sum()
@@ -195,7 +195,7 @@ def test_algorithm_1_as_printed_does_not_give_the_target_law(letter: str) -> Non
     assert bool(np.allclose(law, p)) == (letter == "q'")
 
 
-def test_the_range_of_speed_ups_is_what_the_note_says() -> None:
+def test_note_on_the_range_of_speed_ups() -> None:
     plain = [row["speedup"] for row in FIXED]
     hierarchy = published.table("deck-hierarchy").lookup(combination="hierarchy")["speedup"]
     more = [row["speedup"] for row in (*BEAMS, *ADAPTIVE)] + [hierarchy]
@@ -203,7 +203,7 @@ def test_the_range_of_speed_ups_is_what_the_note_says() -> None:
     assert said in notes("deck-table-2")
 
 
-def test_adaptive_rows_lie_above_the_bounds_of_the_note() -> None:
+def test_note_on_adaptive_rows_above_the_bounds() -> None:
     said = notes("deck-adaptive")
     bounds = [oracle(row["acceptance_rate"], RATIO[row["task"]]) for row in ADAPTIVE]
     printed = [row["speedup"] for row in ADAPTIVE]
@@ -223,7 +223,7 @@ def test_adaptive_rows_lie_above_the_bounds_of_the_note() -> None:
     assert f"({ende['speedup']} against {static['ende']})" in said
 
 
-def test_beam_rows_are_slow_downs_and_fit_beams_one_after_another() -> None:
+def test_note_on_beams_that_run_one_after_another() -> None:
     said = notes("deck-beam")
     assert all(row["speedup"] < 1 for row in BEAMS)
     assert f"gains of {listed([row['speedup'] * row['beams'] for row in BEAMS], '{:.2f}')}" in said
@@ -239,7 +239,7 @@ def test_beam_rows_are_slow_downs_and_fit_beams_one_after_another() -> None:
 # --- The report -----------------------------------------------------------------------------------------------------------
 
 
-def test_every_row_of_both_tables_is_reported(rows: list[dict[str, Any]]) -> None:
+def test_report_has_every_row_of_both_tables(rows: list[dict[str, Any]]) -> None:
     for row, printed in zip(rows, [*FIXED, *ADAPTIVE], strict=True):
         assert {key: row[key] for key in ("task", "speedup", "acceptance_rate")} == {
             key: printed[key] for key in ("task", "speedup", "acceptance_rate")
@@ -248,7 +248,7 @@ def test_every_row_of_both_tables_is_reported(rows: list[dict[str, Any]]) -> Non
         assert row["cost_ratio"] == pytest.approx(RATIO[row["task"]])
 
 
-def test_the_report_is_theorem_3_8_and_the_oracle_bound(rows: list[dict[str, Any]]) -> None:
+def test_report_contains_theorem_3_8_and_the_oracle_bound(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         rate, c, length = row["acceptance_rate"], row["cost_ratio"], row["draft_length"]
         best = max(speedup(rate, each, c) for each in range(100))
@@ -258,7 +258,7 @@ def test_the_report_is_theorem_3_8_and_the_oracle_bound(rows: list[dict[str, Any
         assert row["oracle_bound"] == pytest.approx(oracle(rate, c))
 
 
-def test_the_needed_and_the_reread_rates_lead_back(rows: list[dict[str, Any]]) -> None:
+def test_needed_and_reread_rates_reproduce_the_printed_values(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         c, length, needed = row["cost_ratio"], row["draft_length"], row["needed_rate"]
         reached = oracle(needed, c) if length is None else speedup(needed, length, c)
@@ -271,8 +271,8 @@ def test_the_needed_and_the_reread_rates_lead_back(rows: list[dict[str, Any]]) -
         assert row["reread_oracle"] == pytest.approx(oracle(row["reread_rate"], c))
 
 
-def test_no_verdict_hangs_on_the_rounding_of_what_is_printed(rows: list[dict[str, Any]]) -> None:
-    """Half a digit on the rate, the speed-up and the times, each way."""
+def test_conclusions_do_not_depend_on_printed_rounding(rows: list[dict[str, Any]]) -> None:
+    """Rate, speed-up and times varied by half of the last digit, up and down."""
     spread = (-0.005, 0.005)
     for row in rows:
         times = (0.75, 6.39) if row["task"] == "ende" else (12.02, 216.62)
@@ -288,17 +288,17 @@ def test_no_verdict_hangs_on_the_rounding_of_what_is_printed(rows: list[dict[str
 
 @st.composite
 def decodings(draw: st.DrawFn) -> tuple[list[tuple[int, int]], float]:
-    """Rounds as (drafted, accepted) in any order and dependence, and a cost of drafting."""
+    """Arbitrary rounds (drafted, accepted), and a cost of drafting."""
     lengths = draw(st.lists(st.integers(0, 8), min_size=1, max_size=20))
     return [(length, draw(st.integers(0, length))) for length in lengths], draw(st.floats(0, 1))
 
 
 @given(decodings())
-def test_no_decoding_beats_the_oracle_bound_at_accepted_over_tested(decoding: tuple[list[tuple[int, int]], float]) -> None:
+def test_no_decoding_exceeds_the_oracle_bound(decoding: tuple[list[tuple[int, int]], float]) -> None:
     rounds, c = decoding
     accepted = sum(kept for _, kept in rounds)
     tested = accepted + sum(kept < length for length, kept in rounds)
-    # Without a rejection the share is 1, or undefined, and the bound what a drafted token takes.
+    # Without a rejection the rate is 1 or undefined, and the bound is set by the cost of a drafted token.
     bound = oracle(accepted / tested, c) if accepted < tested else 1 / c if c else math.inf
     tokens, time = accepted + len(rounds), len(rounds) + c * sum(length for length, _ in rounds)
     assert tokens / time <= bound * (1 + 1e-12)
@@ -308,7 +308,7 @@ def test_no_decoding_beats_the_oracle_bound_at_accepted_over_tested(decoding: tu
 
 
 def three_models(small_rate: float, large_rate: float, medium_cost: float, reading: str) -> float:
-    """The deck's hierarchical round, every pattern of verdicts by itself."""
+    """The deck's hierarchical round, by enumeration of all patterns of acceptance."""
     tokens = passes = 0.0
     for verdicts in itertools.product((True, False), repeat=2 * GAMMA + 1):
         first, second = verdicts[:GAMMA], verdicts[GAMMA:]
@@ -325,7 +325,7 @@ def three_models(small_rate: float, large_rate: float, medium_cost: float, readi
 
 
 @pytest.mark.parametrize("reading", deck_analysis.READINGS)
-def test_the_rates_of_three_models_give_both_printed_speed_ups(reading: str) -> None:
+def test_rates_of_three_models_give_both_printed_speed_ups(reading: str) -> None:
     low, top = deck_analysis.medium_cost_window(reading)
     for share in (0.02, 0.3, 0.7, 0.98):
         cost = low + share * (top - low)
@@ -335,8 +335,8 @@ def test_the_rates_of_three_models_give_both_printed_speed_ups(reading: str) -> 
 
 
 @pytest.mark.parametrize("reading", deck_analysis.READINGS)
-def test_beyond_the_window_no_rates_do(reading: str) -> None:
-    """At its upper end every draft of T5-Base is accepted, at its lower end every draft of T5-Small."""
+def test_outside_the_cost_range_no_rates_exist(reading: str) -> None:
+    """At the upper end of the range all drafts of T5-Base are accepted, at the lower end all drafts of T5-Small."""
     low, top = deck_analysis.medium_cost_window(reading)
     assert speedup(1.0, GAMMA, 1.001 * top) < 1.13 < speedup(1.0, GAMMA, 0.999 * top)
     for cost, possible in ((0.999 * low, False), (1.001 * low, True)):
@@ -348,7 +348,7 @@ def test_beyond_the_window_no_rates_do(reading: str) -> None:
                 deck_analysis.hierarchy_rates(cost, reading)
 
 
-def test_the_window_is_that_of_the_note() -> None:
+def test_note_on_the_cost_range() -> None:
     low, top = deck_analysis.medium_cost_window("literal")
     assert deck_analysis.medium_cost_window("reuse") == pytest.approx((low, top))
     said = notes("deck-hierarchy")
@@ -361,10 +361,10 @@ def test_the_window_is_that_of_the_note() -> None:
     assert speeds["large+base"] < speeds["hierarchy"] < speeds["large+small"]
 
 
-# --- In words -------------------------------------------------------------------------------------------------------------
+# --- Sentences -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_in_words_counts_what_is_in_the_rows(rows: list[dict[str, Any]]) -> None:
+def test_sentences_count_the_rows(rows: list[dict[str, Any]]) -> None:
     text = " ".join(deck_analysis.sentences(rows))
     assert "3 of 4 rows of Table 2 are impossible at their stated acceptance rate even if drafting were free" in text
     assert "all 4 rows agree with Theorem 3.8 within 9 %" in text
@@ -377,7 +377,7 @@ def test_the_report_in_words_counts_what_is_in_the_rows(rows: list[dict[str, Any
     assert "adaptive" not in fewer
 
 
-def test_the_report_in_words_ends_with_beams_and_three_models(rows: list[dict[str, Any]]) -> None:
+def test_sentences_end_with_beams_and_three_models(rows: list[dict[str, Any]]) -> None:
     beams, three = deck_analysis.sentences(rows)[-2:]
     assert "0.79 with 3 beams and 0.45 with 5 beams" in beams
     assert "0.717 and 0.404, and 0.831 and 0.481" in beams

@@ -1,4 +1,4 @@
-"""The tables of Big Little Decoder and SkipDecode, and what their notes say of them, recomputed."""
+"""The tables of Big Little Decoder and SkipDecode and the numbers in their notes, recomputed."""
 
 import itertools
 
@@ -30,7 +30,10 @@ def test_means_of_the_speed_ups() -> None:
 
 
 def decoder_parameters(model: str) -> int:
-    """Of self- and cross-attention and a feed-forward layer; mT5 has gated ones and, small, heads narrower than the model."""
+    """Parameters of self-attention, cross-attention and feed-forward layers.
+
+    The feed-forward layers of mT5 are gated, and the attention of mT5-small is narrower than the model.
+    """
     row = SIZES.lookup(model=model)
     inner = 6 * 64 if model == "mt5-small" else row["dim"]
     matrices = 3 if model.startswith("mt5") else 2
@@ -47,7 +50,7 @@ def test_sizes_follow_from_the_shapes() -> None:
     assert [round(ratio, 1) for ratio in ratios] == [16.0, 16.2]
 
 
-def test_what_the_best_speed_up_would_be_by_layers_and_by_weights() -> None:
+def test_speed_up_with_cost_ratios_of_layers_and_of_weights() -> None:
     ratio = decoder_parameters("t5-small") / decoder_parameters("t5-large")
     for c, about in ((6 / 24, 2.5), (ratio, 4.5)):
         assert float(bild.speedup(0.11, 0.01, 10, c)) == pytest.approx(about, abs=0.05)
@@ -71,7 +74,7 @@ def test_realised_ratios_of_layers_at_the_label_2x() -> None:
 
 
 @pytest.mark.parametrize(("model", "common"), [("opt-1.3b", {34}), ("opt-6.7b", set())])
-def test_response_lengths_that_explain_the_layers_of_e2e(model: str, common: set[int]) -> None:
+def test_response_lengths_that_explain_the_layers_on_e2e(model: str, common: set[int]) -> None:
     lengths = []
     for row in SCHEDULES.rows:
         if row["model"] == model:

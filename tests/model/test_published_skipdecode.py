@@ -1,4 +1,4 @@
-"""What follows from SkipDecode's tables, recomputed in fractions, and what the report says of it."""
+"""Analysis of SkipDecode's tables, recomputed in fractions, and its report."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from model.published.skipdecode_tables import LENGTHS, MEDIAN_PROMPTS
 
 SCHEDULES = published.table("skipdecode-table-2")
 RESULTS = published.table("skipdecode-table-4")
-ROUND = {"half-up": lambda value: math.floor(value + Fraction(1, 2)), "half-even": round}  # Python's own goes to even numbers
+ROUND = {"half-up": lambda value: math.floor(value + Fraction(1, 2)), "half-even": round}  # Python rounds halves to even
 FAMILIES = list(itertools.product(LENGTHS, ("opt-1.3b", "opt-6.7b")))
 
 
@@ -24,7 +24,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def fitting(row: dict[str, Any], rounding: str, prompt: int) -> list[int]:
-    """Response lengths whose mean rounds to what is printed, position by position in fractions."""
+    """Response lengths whose mean layers round to the printed value, computed by position in fractions."""
     bounds = SCHEDULES.lookup(model=row["model"], target_speedup=row["target_speedup"])
     budget = LENGTHS[row["data_set"]][1] - prompt
     printed, total, found = Fraction(str(row["mean_layers"])), 0, []
@@ -36,26 +36,26 @@ def fitting(row: dict[str, Any], rounding: str, prompt: int) -> list[int]:
     return found
 
 
-def test_every_row_is_there_once_and_in_order(rows: list[dict[str, Any]]) -> None:
+def test_rows_are_complete_and_in_order(rows: list[dict[str, Any]]) -> None:
     keys = [(row["data_set"], row["model"], row["target_speedup"]) for row in rows]
     assert keys == [(*family, label) for family in FAMILIES for label in (2, 3, 4, 5)]
     assert [row["source"] for row in skipdecode_analysis.schedule_rows()] == [SCHEDULES.cite(row) for row in SCHEDULES.rows]
 
 
 @pytest.mark.parametrize("rounding", skipdecode_analysis.COMPARED)
-def test_lengths_are_those_of_the_schedule_in_fractions(rows: list[dict[str, Any]], rounding: str) -> None:
+def test_lengths_equal_those_computed_in_fractions(rows: list[dict[str, Any]], rounding: str) -> None:
     for row in rows:
         data_set = row["data_set"]
         for column, prompt in (("lengths", LENGTHS[data_set][0]), ("lengths_median", MEDIAN_PROMPTS[data_set])):
             found = fitting(row, rounding, prompt)
             assert row[column][rounding] == (found[0], found[-1])
-            # "in between fit too", so the two ends say all
+            # all lengths in between fit too
             assert found == list(range(found[0], found[-1] + 1))
         assert row["at_limit"] is (row["most"] in fitting(row, "half-up", LENGTHS[data_set][0]))
 
 
 @pytest.mark.parametrize(("data_set", "model"), FAMILIES)
-def test_common_lengths_are_in_every_row(rows: list[dict[str, Any]], data_set: str, model: str) -> None:
+def test_common_lengths_fit_every_row(rows: list[dict[str, Any]], data_set: str, model: str) -> None:
     own = [row for row in rows if (row["data_set"], row["model"]) == (data_set, model)]
     for rounding, prompt in itertools.product(skipdecode_analysis.COMPARED, (LENGTHS[data_set][0], MEDIAN_PROMPTS[data_set])):
         expected = set.intersection(*(set(fitting(row, rounding, prompt)) for row in own))
@@ -65,8 +65,8 @@ def test_common_lengths_are_in_every_row(rows: list[dict[str, Any]], data_set: s
     )
 
 
-def test_rounding_is_only_told_apart_behind_the_longest_prompt() -> None:
-    """Section 1.12 of what is known of the tables, S5: 34 tokens; behind the median prompt 40 or 41, rounded either way."""
+def test_rounding_is_distinguishable_only_after_the_longest_prompt() -> None:
+    """After the longest prompt only 34 tokens fit; after the median prompt 40 or 41, rounded either way."""
     found = {
         (rounding, prompt): skipdecode_analysis.common_lengths("e2e", "opt-1.3b", rounding, prompt)
         for rounding, prompt in itertools.product(("half-up", "half-even"), (60, 38))
@@ -76,12 +76,12 @@ def test_rounding_is_only_told_apart_behind_the_longest_prompt() -> None:
         assert not skipdecode_analysis.common_lengths("e2e", "opt-1.3b", rounding, prompt)
 
 
-def test_what_a_label_stands_for(rows: list[dict[str, Any]]) -> None:
+def test_labels_and_ratios_of_layers(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         base = RESULTS.lookup(data_set=row["data_set"], model=row["model"], target_speedup=1)
         assert row["ratio"] == base["mean_layers"] / row["target_layers"]
         assert row["realised"] == pytest.approx(base["mean_layers"] / row["mean_layers"])
-        # Layers fall towards the least, so the mean of a part of the text lies above that of the whole, the target.
+        # Layers decrease with the position, so the mean over part of the budget exceeds the mean over all of it, the target.
         assert row["realised"] <= row["ratio"] <= row["target_speedup"]
         assert row["lost"] == pytest.approx(base["rouge_l"] - row["rouge_l"])
         assert (f"counts from {row['base_layers']:g}" in row["remark"]) is (row["model"] == "opt-6.7b")
@@ -94,7 +94,7 @@ def test_what_a_label_stands_for(rows: list[dict[str, Any]]) -> None:
     assert any(row["remark"] == "" for row in skipdecode_analysis.schedule_rows())
 
 
-def test_the_words_are_those_of_the_rows(rows: list[dict[str, Any]]) -> None:
+def test_sentences_contain_the_values_of_the_rows(rows: list[dict[str, Any]]) -> None:
     text = " ".join(skipdecode_analysis.sentences(rows))
     for label in (2, 3, 4, 5):
         values = [row["realised"] for row in rows if row["target_speedup"] == label]
@@ -106,25 +106,25 @@ def test_the_words_are_those_of_the_rows(rows: list[dict[str, Any]]) -> None:
     for data_set, name in (("e2e", "E2E"), ("reddit", "Reddit"), ("cnn_dm", "CNN/DailyMail")):
         own = [row for row in rows if row["data_set"] == data_set]
         assert f"ROUGE-L on {name} falls by up to {max(row['lost'] for row in own):.1f}" in text
-    assert "all rows of OPT-1.3B on E2E: behind a prompt of 60, 34 with halves up and none with halves to even numbers;" in text
-    assert "behind a prompt of 38, 40 or 41, halves rounded either way." in text
+    assert "of OPT-1.3B on E2E: after a prompt of 60, 34 with halves rounded up and none with halves rounded to even;" in text
+    assert "after a prompt of 38, 40 or 41, halves rounded either way." in text
     assert "5x of OPT-1.3B on Reddit and 5x of OPT-6.7B on Reddit" in text
     assert "68.2 where Table 4 has 68.1 (E2E, 3x) and 19.3 where Table 4 has 19.6 (Reddit, 5x)" in text
 
 
-def test_fewer_rows_say_less(rows: list[dict[str, Any]]) -> None:
+def test_fewer_rows_give_fewer_sentences(rows: list[dict[str, Any]]) -> None:
     text = " ".join(skipdecode_analysis.sentences([row for row in rows if row["data_set"] == "e2e"]))
-    assert "Reddit needs" not in text
+    assert "on Reddit imply" not in text
     assert "ran to the longest" not in text
     assert "ROUGE-L on E2E" in text
     assert "ROUGE-L on Reddit" not in text
-    # Of 4x and 5x on CNN/DailyMail some lengths are in both; of 2x none that is in another.
+    # On CNN/DailyMail some lengths fit both 4x and 5x; none fits 2x and another.
     late = [row for row in rows if (row["data_set"], row["model"]) == ("cnn_dm", "opt-6.7b")]
-    assert "no length is in all" not in " ".join(skipdecode_analysis.sentences(late[1:]))
-    assert "no length is in all" in " ".join(skipdecode_analysis.sentences(late))
+    assert "no length fits all" not in " ".join(skipdecode_analysis.sentences(late[1:]))
+    assert "no length fits all" in " ".join(skipdecode_analysis.sentences(late))
 
 
-def test_settings_are_replayed_where_all_of_a_model_are_there() -> None:
+def test_settings_are_replayed_if_all_of_a_model_are_present() -> None:
     table = [row for row in skipdecode_analysis.schedule_rows() if row["model"] == "opt-6.7b"]
     settings = [row | {"prompt": prompt, "sequence_length": sequence, "power": 1.0} for row in table
                 for prompt, sequence in (LENGTHS["reddit"], LENGTHS["cnn_dm"])]  # fmt: skip
@@ -143,17 +143,17 @@ def test_settings_are_replayed_where_all_of_a_model_are_there() -> None:
     assert skipdecode_analysis.replayed([]) == []
 
 
-def test_what_is_said_of_a_model_on_a_data_set_is_of_its_rows(rows: list[dict[str, Any]]) -> None:
+def test_sentences_on_one_model_and_data_set_use_its_rows_only(rows: list[dict[str, Any]]) -> None:
     text = " ".join(skipdecode_analysis.sentences_on("e2e", "opt-1.3b"))
     for row in rows:
         if (row["data_set"], row["model"]) == ("e2e", "opt-1.3b"):
             assert f"{row['realised']:.2f} at {row['target_speedup']}x" in text
-    assert "publishes for OPT-1.3B, with the lengths of E2E" in text
+    assert "Table 2 for OPT-1.3B, with the lengths of E2E" in text
     assert "5x of OPT-1.3B is 4.80." in text
-    assert "34 with halves up" in text
+    assert "34 with halves rounded up" in text
     assert not any(name in text for name in ("OPT-6.7B", "Reddit", "CNN"))
     limit = " ".join(skipdecode_analysis.sentences_on("reddit", "opt-6.7b"))
-    assert "Texts ran to the longest length, or close to it, at 5x of OPT-6.7B on Reddit" in limit
+    assert "Responses ran to the longest length, or close to it, at 5x of OPT-6.7B on Reddit" in limit
     assert "counts OPT-6.7B from 30 layers" in limit
     with pytest.raises(ParameterError, match="unknown model 'opt-13b'"):
         skipdecode_analysis.sentences_on("e2e", "opt-13b")

@@ -1,4 +1,4 @@
-"""No document of the program holds NaN or Infinity, which are no JSON."""
+"""JSON documents of the program contain no NaN and no Infinity, which are not JSON."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sim.commands import sim_app
 
 
 def strict(text: str) -> Any:
-    """Read JSON as its standard has it."""
+    """Parse standard JSON."""
 
     def refuse(constant: str) -> Any:
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
 
@@ -51,7 +51,7 @@ def test_every_value_is_written_as_json(value: Any) -> None:
     assert strict_json.dumps(value, **how) == strict_json.dumps(strict_json.plain(value), **how)
 
 
-def test_settings_of_logs_are_written_alike() -> None:
+def test_settings_of_logs_are_written_as_json() -> None:
     assert plain({"rollback_threshold": math.inf, "lengths": (3, 4)}) == {"rollback_threshold": "inf", "lengths": [3, 4]}
 
 
@@ -63,7 +63,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("arguments", RUNS.values(), ids=RUNS)
-def test_a_run_writes_json_that_any_reader_takes(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_run_writes_standard_json(arguments: tuple[str, ...], tmp_path: Path) -> None:
     out = CliRunner().invoke(sim_app.app, ["run", *arguments, "--no-figures", "--json", "-o", str(tmp_path / "run")])
     assert out.exit_code == 0, out.output
     document = strict(out.stdout)
@@ -79,11 +79,11 @@ def test_a_run_writes_json_that_any_reader_takes(arguments: tuple[str, ...], tmp
     held = rows.select((pl.col("reserved_units") * pl.col("latency_layers")).alias("held"), "reserved_layers")
     assert held["held"].equals(held["reserved_layers"])
     if arguments[0] == "speculative-adaptive":
-        assert rows.filter(view="formula")["reserved_layers"].null_count() > 0  # without a latency there is no product of it
-        assert rows.filter(view="paths")["latency_layers_low"].null_count() == rows.filter(view="paths").height  # of one decoding
+        assert rows.filter(view="formula")["reserved_layers"].null_count() > 0  # no latency, hence no product
+        assert rows.filter(view="paths")["latency_layers_low"].null_count() == rows.filter(view="paths").height
 
 
-def test_an_interval_that_reaches_zero_has_no_upper_end_for_its_inverse(tmp_path: Path) -> None:
+def test_interval_that_reaches_zero_has_no_upper_end_for_its_inverse(tmp_path: Path) -> None:
     arguments = ["run", *RUNS["wide intervals"], "--no-figures", "--json", "--view", "paths", "-o", str(tmp_path / "run")]
     rows = strict(CliRunner().invoke(sim_app.app, arguments).stdout)["results"]
     open_ended = [row["latency_layers_low"] <= 0 for row in rows]
