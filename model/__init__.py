@@ -1,1 +1,1 @@
-"""What is true without a clock: theorems, algorithms as generators of steps, laws of outcomes, costs, published data."""
+"""Theory and data without a clock: theorems, decoding algorithms as generators of steps, outcome laws, costs, published data."""

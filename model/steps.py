@@ -1,13 +1,15 @@
-"""The vocabulary of decoding: what a process may ask for.
+"""The steps of decoding algorithms: forward passes, reads of their outputs, sub-processes and committed tokens.
 
-An algorithm is a generator that yields steps and is sent their answers. It holds no clock and no tensor. The simulator answers
-with time (`sim.engine.events`), the counter with numbers (`model.interpret.interpreter`), a real model with hidden states
-(`calibrate`).
+An algorithm is a generator: it yields a step and receives the step's answer. It holds no clock and no tensor, so that the same
+code runs in three kinds of interpreters: the simulator (`sim.engine.events`) answers with times, the counter
+(`model.interpret.interpreter`) with counts, a real model (`calibrate`) with hidden states.
 
-Four rules hold in every interpreter. The position a `Forward` is placed at cuts the cache, so there is no separate rollback; a
-gap before it is an error. A sub-process starts with its parent's cache and follows it: rows that the parent is writing are
-visible to it layer by layer. Only a task that has returned can be adopted: one that still runs, or was stopped, is an error.
-`Commit` is the only thing that makes output; decoding ends with the last token asked for.
+Four rules hold in every interpreter:
+
+* A `Forward` at position `at` discards the KV cache rows from `at` on, so there is no separate rollback. A gap is an error.
+* A sub-process starts with its parent's cache and sees the rows that the parent is still writing, layer by layer.
+* Only a task that has returned can be adopted. Adopting a running or stopped task is an error.
+* Only `Commit` generates output. Decoding ends when all requested tokens are committed.
 """
 
 from __future__ import annotations
@@ -20,23 +22,24 @@ from itertools import accumulate
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 Steps = Generator["Step", Any, Any]
-"""An algorithm or a sub-process: yields steps, is sent answers, returns whatever its starter may want of it."""
+"""An algorithm or a sub-process: yields steps, receives their answers, and may return a value to the process that started it."""
 
 
 def ended(tokens: list[int], stop: Collection[int]) -> list[int]:
-    """Tokens up to the first that ends a sequence.
+    """Tokens up to and including the first stop token, or all tokens if there is none.
 
     >>> ended([7, 2, 9, 2], (9, 3))
     [7, 2, 9]
     """
-    return next((tokens[: place + 1] for place, token in enumerate(tokens) if token in stop), tokens)
+    return next((tokens[: index + 1] for index, token in enumerate(tokens) if token in stop), tokens)
 
 
 class LayerSpan(NamedTuple):
-    """Layers [first, last) of a model, as one pass runs them.
+    """Layers [first, last) of a model, as run by one pass.
 
-    Layers of `gaps`, half-open ranges between the two, are not run: the state goes past them as it is, and they get no row. With
-    `kv_only` the layers make keys and values of the state and no more: it does not change. A span of no layers is a head alone.
+    `gaps` are half-open ranges of layers that the pass skips: they leave the hidden state unchanged and write no KV cache rows.
+    With `kv_only` the layers only compute keys and values; the hidden state does not change. A span without layers runs only the
+    head.
     """
 
     first: int
@@ -46,7 +49,7 @@ class LayerSpan(NamedTuple):
 
     @property
     def ranges(self) -> Sequence[tuple[int, int]]:
-        """The layers that are run, as half-open ranges.
+        """Layers that are run, as half-open ranges.
 
         >>> LayerSpan(0, 24, gaps=((1, 17),)).ranges
         [(0, 1), (17, 24)]
@@ -56,7 +59,7 @@ class LayerSpan(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of layers, without those of the gaps.
+        """Number of layers that are run (gaps excluded).
 
         >>> LayerSpan(0, 24, gaps=((1, 17),)).size
         8
@@ -66,10 +69,10 @@ class LayerSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """The sequences of one pass: the i-th is number `sequences[i]`, and has `widths[i]` tokens from position `positions[i]` on.
+    """The sequences of one pass: entry i has number `sequences[i]` and `widths[i]` tokens from position `positions[i]` on.
 
-    Tokens lie sequence after sequence; the last `heads[i]` of each are projected. Each sequence has a separate cache; those that
-    have ended are no longer named.
+    The tokens of the pass are ordered by sequence; logits are computed for the last `heads[i]` tokens of entry i. Each sequence has
+    a separate KV cache. Finished sequences are left out.
     """
 
     sequences: tuple[int, ...]
@@ -79,7 +82,7 @@ class Batch:
 
     @classmethod
     def uniform(cls, sequences: tuple[int, ...], positions: int | tuple[int, ...], width: int = 1, heads: int = 0) -> Batch:
-        """As many tokens of each sequence, and as many of each projected; one position for all or one for each.
+        """Batch with the same `width` and `heads` for all sequences; `positions` is one position for all or one per sequence.
 
         >>> Batch.uniform((3, 1), 5, width=2, heads=1)
         Batch(sequences=(3, 1), positions=(5, 5), widths=(2, 2), heads=(1, 1))
@@ -89,17 +92,17 @@ class Batch:
 
     @property
     def aligned(self) -> bool:
-        """Whether all sequences have as many tokens, from one position on."""
+        """True if all sequences have the same width and the same first position."""
         return len({*self.positions}) == len({*self.widths}) == 1
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Index of the first token of each sequence among those of the pass."""
+        """Index in the pass of the first token of each sequence."""
         return tuple(accumulate(self.widths[:-1], initial=0))
 
     @cached_property
     def head_starts(self) -> tuple[int, ...]:
-        """Index of the first projected position of each sequence among those of the pass."""
+        """Index of the first logits of each sequence among all logits of the pass."""
         return tuple(accumulate(self.heads[:-1], initial=0))
 
     @property
@@ -108,51 +111,67 @@ class Batch:
         return max([at + width for at, width in zip(self.positions, self.widths, strict=True)])
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Of a token of the pass the index of its sequence in the batch, and its index among the tokens of that sequence.
+        """Locate a token of the pass: (index of its sequence in the batch, index of the token within that sequence).
 
         >>> [Batch((3, 1), (6, 5), (1, 2), (1, 1)).locate(index) for index in range(3)]
         [(0, 0), (1, 0), (1, 1)]
         """
-        found = bisect_right(self.starts, index) - 1
-        return found, index - self.starts[found]
+        entry = bisect_right(self.starts, index) - 1
+        return entry, index - self.starts[entry]
 
     def require(self, step: Forward) -> None:
-        """Refuse a pass whose tokens, positions or heads are not those of its sequences."""
+        """Raise `CacheError` unless the tokens, position and heads of the pass agree with its sequences."""
         count, tokens = len(self.sequences), len(step.tokens)
         positions, widths, heads = self.positions, self.widths, self.heads
         wrong = None
         if len({*self.sequences}) < count or not count:
-            wrong = f"sequences must be different ones, at least one, got {self.sequences}"
+            wrong = f"sequences must be distinct, at least one, got {self.sequences}"
         elif len(positions) != count or len(widths) != count or len(heads) != count:
-            wrong = f"positions, widths and heads must be one of each of {count} sequences, got {positions}, {widths} and {heads}"
+            wrong = f"positions, widths and heads must have {count} entries, one per sequence, got {positions}, {widths}, {heads}"
         elif min(widths) < 1 or sum(widths) != tokens:
-            wrong = f"widths must be at least 1 and add up to {tokens} tokens, got {widths}"
+            wrong = f"widths must be at least 1 and sum to {tokens}, the tokens of the pass, got {widths}"
         elif any(not 0 <= projected <= width for projected, width in zip(heads, widths, strict=True)):
             wrong = f"heads must be between 0 and widths={widths}, got {heads}"
         elif sum(heads) != step.heads:
-            wrong = f"heads must add up to {step.heads}, those of the pass, got {heads}"
+            wrong = f"heads must sum to {step.heads}, the heads of the pass, got {heads}"
         elif min(positions) != step.at:
-            wrong = f"the least of positions must be {step.at}, that of the pass, got {positions}"
+            wrong = f"the smallest of positions must be {step.at}, the position of the pass, got {positions}"
         elif step.compared not in (0, tokens):
             wrong = f"compared must be 0 or all {tokens} tokens, got {step.compared}"
         elif step.tree and count > 1:
-            wrong = f"sequences must be one where several hypotheses are followed, got {self.sequences}"
+            wrong = f"a pass over a tree of hypotheses must have one sequence, got {self.sequences}"
         if wrong is not None:
-            raise CacheError(f"{step.role}: of a batch {wrong}")
+            raise CacheError(f"batched pass of the {step.role}: {wrong}")
 
 
 class Forward(NamedTuple):
     """Run `layers` of the model `role` on `tokens`, the first of them at cache position `at`. Answer: an output.
 
-    `state` is the output to go on from where the first layer is above 0, or a tuple of the outputs of several passes whose tokens
-    follow one another; `heads` is how many positions, the last ones, are projected onto the vocabulary at the end of this pass.
-    `unit` is where it is run, if not where the process made its last pass; what it works on then takes a link to get there.
-
-    `tree` makes it a pass over several hypotheses: token i follows token `tree[i]` of this pass, or where that is -1-j the j-th
-    token that the cache holds at position at - 1. Without it each follows the one before it, and the first the 0-th there.
-
-    `batch` makes it a pass over several sequences, or over one that is named: `heads` is then the sum of theirs, and `at` the least
-    of their positions. `compared` is the number of positions at which the state is compared with that of the layer before.
+    Parameters
+    ----------
+    role
+        The model: `target`, `draft`, ...
+    tokens
+        Input tokens. In a batch, those of all sequences, sequence after sequence.
+    at
+        KV cache position of the first token; in a batch, the smallest position of its sequences.
+    layers
+        The layers to run.
+    state
+        The output to continue from if the first layer is above 0, or a tuple of outputs of several passes whose tokens are
+        consecutive.
+    heads
+        Number of positions, counted from the last, whose logits are computed at the end of this pass; in a batch, the sum over its
+        sequences.
+    unit
+        Unit that runs the pass; None: the unit of the process's previous pass. Moving the state to another unit takes a link time.
+    tree
+        For a pass over several hypotheses: token i follows token `tree[i]` of this pass or, if `tree[i]` equals -1-j, cached token
+        j at position at - 1. Without a tree each token follows the token before it, and the first follows cached token 0.
+    batch
+        The sequences of a batched pass, or of a pass over a single numbered sequence.
+    compared
+        Number of positions at which the hidden state is compared with that of the previous layer.
     """
 
     role: str
@@ -168,12 +187,12 @@ class Forward(NamedTuple):
 
     @property
     def joins(self) -> bool:
-        """Whether it goes on from the outputs of several passes, which have ended, not from one that it belongs to."""
-        return type(self.state) is tuple  # an output may be a pass itself, and that a tuple with names
+        """True if the pass continues from the outputs of several finished passes."""
+        return type(self.state) is tuple  # not isinstance: an output may be a Forward, which is a named tuple
 
     @property
     def positions(self) -> Sequence[int]:
-        """The cache position of each token.
+        """Cache position of each token.
 
         >>> Forward("target", (7, 8, 9, 6), 5, LayerSpan(0, 4), tree=(-1, -2, 0, 2)).positions
         [5, 5, 6, 7]
@@ -181,10 +200,10 @@ class Forward(NamedTuple):
         [6, 5, 6]
         """
         if self.tree:
-            found: list[int] = []
-            for before in self.tree:
-                found.append(self.at if before < 0 else found[before] + 1)
-            return found
+            positions: list[int] = []
+            for parent in self.tree:
+                positions.append(self.at if parent < 0 else positions[parent] + 1)
+            return positions
         batch = self.batch
         if batch is None:
             return range(self.at, self.at + len(self.tokens))
@@ -192,23 +211,23 @@ class Forward(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position after the last token: that of the longest hypothesis of a tree, of the longest sequence of a batch."""
+        """The position after the last token; in a tree or batch, of the longest hypothesis or sequence."""
         if self.tree:
             return max(self.positions) + 1
         return self.at + len(self.tokens) if self.batch is None else self.batch.end
 
     @property
     def width(self) -> int:
-        """Number of tokens; in a batch of the sequence that has most."""
+        """Number of tokens per sequence; in a ragged batch, of the widest sequence."""
         return len(self.tokens) if self.batch is None else max(self.batch.widths)
 
     @property
     def batch_size(self) -> int:
-        """Number of sequences, 1 without a batch."""
+        """Number of sequences; 1 without a batch."""
         return 1 if self.batch is None else len(self.batch.sequences)
 
     def sequence_of(self, offset: int) -> int:
-        """The number of the sequence of a token, by the token's index as in a list; 0 without a batch.
+        """Number of the sequence that a token belongs to; 0 without a batch. `offset` is a list index of the token.
 
         >>> step = Forward("target", (7, 8, 7), 5, LayerSpan(0, 4), batch=Batch((3, 1), (6, 5), (1, 2), (0, 0)))
         >>> [step.sequence_of(offset) for offset in (0, 1, -2, -1)]
@@ -218,7 +237,7 @@ class Forward(NamedTuple):
         return 0 if batch is None else batch.sequences[batch.locate(offset % len(self.tokens))[0]]
 
     def part(self, index: int) -> Forward:
-        """The pass of one sequence of the batch, by its index there.
+        """The pass restricted to one sequence, given by its index in the batch.
 
         >>> step = Forward("target", (7, 8, 7), 5, LayerSpan(0, 4), heads=2, batch=Batch((3, 1), (6, 5), (1, 2), (1, 1)))
         >>> step.part(1)
@@ -228,14 +247,14 @@ class Forward(NamedTuple):
         assert batch is not None
         start, width = batch.starts[index], batch.widths[index]
         compared = width if self.compared else 0
-        own, at, heads = self.tokens[start : start + width], batch.positions[index], batch.heads[index]
-        return Forward(self.role, own, at, self.layers, self.state, heads, self.unit, self.tree, None, compared)
+        tokens, at, heads = self.tokens[start : start + width], batch.positions[index], batch.heads[index]
+        return Forward(self.role, tokens, at, self.layers, self.state, heads, self.unit, self.tree, None, compared)
 
     def alone(self, hypothesis: int) -> Forward:
-        """The pass of one of its hypotheses, where each is one token.
+        """The pass restricted to one of its hypotheses; every hypothesis must be a single token.
 
-        >>> found = Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), tree=(-1, -1, -1)).alone(1)
-        >>> found.tokens, found.at, found.tree
+        >>> step = Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), tree=(-1, -1, -1)).alone(1)
+        >>> step.tokens, step.at, step.tree
         ((8,), 5, ())
         """
         return self._replace(tokens=(self.tokens[hypothesis],), at=self.positions[hypothesis], tree=())
@@ -243,21 +262,24 @@ class Forward(NamedTuple):
 
 GREEDY: Final = "next"
 SAMPLED: Final = "sample"
-"""What decoders read that take the likeliest token, and those that draw one."""
+"""Kinds of reads that give the next token: in greedy decoding and in sampling."""
 
 
 class Read(NamedTuple):
-    """Ask an output about the token that follows its position `offset` (negative, from the end, as in a list).
+    """Read the predicted distribution of the token after position `offset` of an output (a list index: negative from the end).
 
-    * `next`: the likeliest token; `top`: the `width` likeliest, best first.
-    * `sample`: a token drawn from the law; `probability`: that of `token` under it.
-    * `uniform`: a random number in [0, 1), drawn for the test of the token that follows.
-    * `confidence`: how sure the output is of `token`, or without one of its likeliest, a number in [0, 1].
-    * `saturation`: how little the state has changed in the pass's last layer, a number in [0, 1]; of a pass that `compared` them.
-    * `distance`: how far the law is from `token`, its cross-entropy [nats].
-    * `residual`: a token drawn from norm(max(0, p - q)), p being this law and q that of the output `against` at `against_offset`.
-    * `beams`: the `width` likeliest of all continuations of `hypotheses`, best first, as `Continuation`s. A hypothesis is a token
-      of the pass, by its index, and the logarithm of the probability of all that leads to it.
+    The answer depends on `kind`:
+
+    * `next`: the likeliest token; `top`: the `width` likeliest tokens, best first.
+    * `sample`: a token drawn from the distribution; `probability`: the probability of `token`.
+    * `uniform`: a random number in [0, 1) for the acceptance test of the next token.
+    * `confidence`: confidence in `token`, by default in the likeliest token; in [0, 1].
+    * `saturation`: similarity of the hidden state before and after the last layer of the pass, in [0, 1]; needs `compared`.
+    * `distance`: cross-entropy of the distribution with respect to `token` [nats].
+    * `residual`: a token drawn from norm(max(0, p - q)), where p is this distribution and q that of output `against` at
+      `against_offset`.
+    * `beams`: the `width` likeliest continuations of all `hypotheses`, best first, as a sequence of `Continuation`. A hypothesis is
+      (index of its last token in the pass, log-probability of the hypothesis).
     """
 
     kind: Literal["next", "top", "sample", "probability", "uniform", "residual", "confidence", "saturation", "distance", "beams"]
@@ -271,22 +293,23 @@ class Read(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """A token that goes on from a hypothesis: of which, by the index of its last token in the pass, and how likely both are."""
+    """A token that continues a hypothesis."""
 
     token: int
     follows: int
+    """Index in the pass of the last token of the hypothesis."""
     score: float
-    """The logarithm of the probability of the hypothesis and the token."""
+    """Log-probability of the hypothesis together with the token."""
 
 
 class Fork(NamedTuple):
-    """Start sub-processes together, the i-th on `units[i]` (None: on any unit that is free). Answer: a sequence of tasks.
+    """Start sub-processes together, number i on `units[i]` (None: on any free unit). Answer: a sequence of tasks.
 
-    A sub-process is a generator of steps, or a single pass, whose output is then its value. They start together because dispatching
-    is one act of the process that does it, and its cost depends on how many there are.
+    A sub-process is a generator of steps, or a single pass whose output is its value. All start in one dispatch, whose cost depends
+    on their number.
 
-    The i-th starts with the cache of the ended task `heirs_of[i]`; where that is None, or none are named, with its starter's. On
-    the unit where that cache lies it takes no link to get there.
+    Sub-process i starts with the KV cache of the ended task `heirs_of[i]`; if that is None, or `heirs_of` is empty, with the cache
+    of the process that starts it. Starting on the unit that holds this cache takes no link time.
     """
 
     bodies: tuple[Steps | Forward, ...]
@@ -295,21 +318,21 @@ class Fork(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Wait until these tasks have ended. Answer: what each has returned."""
+    """Wait until these tasks have ended. Answer: their return values."""
 
     tasks: tuple[Any, ...]
 
 
 class Stop(NamedTuple):
-    """End these tasks now, with all that they have started; one that has already ended is left as it is."""
+    """Stop these tasks and all their sub-processes now. Tasks that have already ended are unaffected."""
 
     tasks: tuple[Any, ...]
 
 
 class Adopt(NamedTuple):
-    """Take over the output of an ended task, and its cache rows of layers [0, layers) at position `at`. Answer: that output.
+    """Adopt the output of an ended task and its KV cache rows of layers [0, layers) at position `at`. Answer: that output.
 
-    Where the task was a pass over several hypotheses, `hypothesis` is the token of it that is taken over, alone.
+    If the task was a pass over several hypotheses, `hypothesis` is the index of the only token to adopt.
     """
 
     task: Any
@@ -319,13 +342,22 @@ class Adopt(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """These tokens are generated, for good. `kind` says what gave them: match, miss, token, round, ...
+    """Emit `tokens` as output.
 
-    `drafted` is how many drafted tokens were on offer, where any could be; all of `tokens` but the last are then accepted ones.
-
-    `back` is how many of the tokens generated last these replace, in methods that follow several hypotheses, of which now one
-    leads, now another; so many of `tokens` are then no gain. `sequence` is the number of their sequence, where those of a batch
-    commit separately.
+    Parameters
+    ----------
+    kind
+        Origin of the tokens: match, miss, token, round, ...
+    tokens
+        The emitted tokens.
+    drafted
+        Number of drafted tokens that were verified; None if the method drafts none. If set, all of `tokens` but the last are
+        accepted drafts.
+    back
+        Number of previously emitted tokens that `tokens` replace, when the best of several hypotheses changes. The sequence grows
+        by `len(tokens) - back`.
+    sequence
+        Number of the sequence, if the sequences of a batch commit separately.
     """
 
     kind: str
@@ -339,21 +371,21 @@ Step = Forward | Read | Fork | Join | Stop | Adopt | Commit
 
 
 class CacheError(RuntimeError):
-    """A pass was placed beyond what its cache holds, or a task taken over that has nothing: a defect, in every interpreter."""
+    """Invalid use of a KV cache, such as a pass beyond its end or the adoption of a stopped task: a bug of the algorithm."""
 
 
 class Ending(Protocol):
-    """A task as every interpreter keeps it, as far as its end goes."""
+    """State of a task that every interpreter records: has it ended, and how."""
 
     ended: bool
-    """Whether it runs no longer, having returned or been stopped."""
+    """True once the task has returned or was stopped."""
     stopped: bool
-    """Whether it was stopped before it returned."""
+    """True if the task was stopped before it returned."""
 
 
 def require_ended(task: Ending) -> None:
-    """Refuse to take over the output or the cache of a task that was stopped, or that has not ended."""
+    """Raise `CacheError` unless the task has returned, so that its output and cache can be adopted."""
     if task.stopped:
-        raise CacheError("a task that was stopped cannot be taken over; stop the others and leave this one to end")
+        raise CacheError("a stopped task cannot be adopted; stop only the other tasks and let this one finish")
     if not task.ended:
-        raise CacheError("a task that has not ended cannot be taken over; join it first")
+        raise CacheError("a running task cannot be adopted; join it first")

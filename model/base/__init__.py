@@ -1,1 +1,1 @@
-"""What every package is built on: checks with their errors, records from tables, files that are read and written."""
+"""Foundations of all packages: checks and their errors, records from tables, reading and writing of files."""

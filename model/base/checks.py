@@ -1,4 +1,4 @@
-"""Errors that say the name, the value, the bound and the remedy, and the checks that raise them."""
+"""User errors with name, value, bound and remedy, and the checks that raise them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from numpy.typing import ArrayLike, NDArray
 from model.base import renamed_keys
 
 MAX_LAYERS, MAX_TOKENS, MAX_CANDIDATES, MAX_UNITS = 10_000, 1_000_000, 1_000, 100_000
-"""Far beyond any model or cluster in use; a larger number is a slip of the keyboard, and would only run out of memory later."""
+"""Upper bounds far beyond any model or cluster in use: larger numbers are typing errors and would exhaust the memory."""
 
 
 class ParameterError(ValueError):
-    """A value that the user gave is outside its bound; the message is complete, in one line, and needs no traceback.
+    """An invalid value given by the user; the message is a complete single line that needs no traceback.
 
     >>> print(ParameterError("column a" + chr(13) + "b is missing"))
     column a b is missing
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(" ".join(str(message).splitlines()))  # what it quotes may have any of a dozen ends of lines
+        super().__init__(" ".join(str(message).splitlines()))  # quoted values may contain any kind of line end
 
 
 class TableError(ParameterError):
-    """An error about a table as a whole, or a key of it: `rest` goes on from the table's name, which its reader knows.
+    """An error about a table or one of its keys; `rest` follows the table's name, which the caller may replace.
 
     >>> print(TableError("outcomes", ".head is required by ppd-table-2"))
     outcomes.head is required by ppd-table-2
@@ -39,11 +39,11 @@ class TableError(ParameterError):
         self.table, self.rest = table, rest
 
     def __reduce__(self) -> tuple[type[TableError], tuple[str, str]]:
-        return TableError, (self.table, self.rest)  # it may come from a worker
+        return TableError, (self.table, self.rest)  # workers pickle it
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A clause that names the nearest known word and lists them all, for messages about an unknown one.
+    """Clause of a message about an unknown word: the new name of a renamed word, or the closest known word and all known words.
 
     >>> nearest("canditates", ["candidates", "layers"])
     'did you mean candidates? known: candidates, layers'
@@ -58,7 +58,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def unknown(kind: str, word: object, known: Iterable[str]) -> ParameterError:
-    """The error for a name that is none of the known ones.
+    """Error about a name that is not among the known names.
 
     >>> print(unknown("form", "litteral", ["literal", "eager"]))
     unknown form 'litteral'; did you mean literal? known: eager, literal
@@ -67,7 +67,7 @@ def unknown(kind: str, word: object, known: Iterable[str]) -> ParameterError:
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: short, whatever it is.
+    """Short representation of any value, for messages.
 
     >>> shown("two"), shown((1, 2)), shown(10**5000), len(shown("x" * 500))
     ("'two'", '[1, 2]', 'a whole number of about 5001 digits', 67)
@@ -82,14 +82,14 @@ def shown(value: object) -> str:
 
 
 def one_of(name: str, value: object, known: Iterable[str]) -> None:
-    """Refuse a value that is none of the known words."""
+    """Raise `ParameterError` unless the value is one of the known words."""
     names = tuple(known)
-    if not isinstance(value, str) or value not in names:  # an array would be compared element by element
+    if not isinstance(value, str) or value not in names:  # `in` would compare an array element by element
         raise unknown(name, value, names)
 
 
 def whole(name: str, value: object, low: int, high: int | None = None, high_name: str = "") -> None:
-    """Refuse a value that is not a whole number between `low` and `high`, both included.
+    """Raise `ParameterError` unless the value is a whole number between `low` and `high`, both included.
 
     >>> whole("exit_layer", 41, 1, 40, "layers")
     Traceback (most recent call last):
@@ -103,18 +103,18 @@ def whole(name: str, value: object, low: int, high: int | None = None, high_name
 
 
 def flag(name: str, value: object) -> None:
-    """Refuse what is neither true nor false."""
+    """Raise `ParameterError` unless the value is true or false."""
     if not isinstance(value, bool):
         raise ParameterError(f"{name} must be true or false, got {shown(value)}")
 
 
 def number(name: str, value: object, low: float = -math.inf, high: float = math.inf) -> None:
-    """Refuse a value that is not a finite number between `low` and `high`, both included."""
+    """Raise `ParameterError` unless the value is a finite number between `low` and `high`, both included."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ParameterError(f"{name} must be a number, got {shown(value)}")
     try:
         finite = math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an integer too large for a float
         finite = False
     if not finite or value < low or value > high:
         bound = _range(low, None if high == math.inf else high)
@@ -123,12 +123,12 @@ def number(name: str, value: object, low: float = -math.inf, high: float = math.
 
 
 def array(name: str, values: ArrayLike, low: float = -math.inf, high: float = math.inf) -> NDArray[np.float64]:
-    """`values` as a float array, every element finite and between `low` and `high`; the error names the first that is not."""
+    """Return `values` as a float array; raise `ParameterError` for the first element not finite or not in [low, high]."""
     try:
         result = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
         raise ParameterError(f"{name} must be numbers, got {shown(values)}") from None
-    # One pass each way, no temporary of the array's size: nan fails both comparisons.
+    # Minimum and maximum need no temporary array; nan fails both comparisons.
     least, most = (result.min(), result.max()) if result.size else (0.0, 0.0)
     if result.size and not (least >= low and most <= high and math.isfinite(least) and math.isfinite(most)):
         bad = ~((result >= low) & (result <= high) & np.isfinite(result))
@@ -138,12 +138,12 @@ def array(name: str, values: ArrayLike, low: float = -math.inf, high: float = ma
 
 def _refuse(name: str, values: NDArray[np.float64], bad: NDArray[np.bool_], bound: str) -> NoReturn:
     where = tuple(int(i) for i in np.argwhere(bad)[0])
-    place = f"[{', '.join(map(str, where))}]" if where else ""
-    raise ParameterError(f"{name}{place} must be {bound}, got {values[where]}")
+    index = f"[{', '.join(map(str, where))}]" if where else ""
+    raise ParameterError(f"{name}{index} must be {bound}, got {values[where]}")
 
 
 def whole_array(name: str, values: ArrayLike, low: int) -> NDArray[np.float64]:
-    """Like `array`, for whole numbers of at least `low`."""
+    """Like `array`, for whole numbers of at least `low`; returns floats."""
     result = array(name, values, low)
     if np.asarray(values).dtype.kind not in "iu" and np.any(result != np.floor(result)):
         _refuse(name, result, result != np.floor(result), "a whole number")
@@ -151,7 +151,7 @@ def whole_array(name: str, values: ArrayLike, low: int) -> NDArray[np.float64]:
 
 
 def distributions(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    """`values` as a float array of distributions along the last axis, each adding up to one within 1e-6.
+    """Return `values` as a float array of distributions along the last axis, whose sums are 1 within 1e-6.
 
     >>> distributions("p", [[0.5, 0.5], [0.5, 0.43]])
     Traceback (most recent call last):
@@ -165,8 +165,8 @@ def distributions(name: str, values: ArrayLike) -> NDArray[np.float64]:
     bad = np.abs(sums - 1) > 1e-6
     if bad.any():
         where = tuple(int(i) for i in np.argwhere(bad)[0])
-        place = f"[{', '.join(map(str, where))}]" if where else ""
-        raise ParameterError(f"{name}{place} must sum to 1, got {sums[where]:.6g}")
+        index = f"[{', '.join(map(str, where))}]" if where else ""
+        raise ParameterError(f"{name}{index} must sum to 1, got {sums[where]:.6g}")
     return result
 
 

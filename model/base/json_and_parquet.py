@@ -1,7 +1,7 @@
-"""A table with all that is known of it, as two files side by side: NAME.json, which says what it is, and NAME.parquet.
+"""A table and its description as two files in one folder: NAME.parquet and NAME.json.
 
-Either is plain text or plain columns: nothing in them is executed. The JSON holds the table's checksum and is written last, so what
-is there is whole.
+Both contain data only; nothing in them is executed. The JSON file holds the table's checksum and is written last, so that an
+incomplete pair is never read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def save(path: Path, said: Mapping[str, Any], table: pl.DataFrame) -> Path:
-    """Write a JSON file and the table beside it, whole or not at all; the path of the JSON."""
+    """Write a JSON file and its table into the same folder, both or neither; return the path of the JSON file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = path.with_name(f"{path.name.removesuffix('.json')}.parquet")
     with whole_files.beside(data) as content, whole_files.whole(path) as about:
@@ -33,9 +33,10 @@ def save(path: Path, said: Mapping[str, Any], table: pl.DataFrame) -> Path:
 def load(
     path: Path, keys: Collection[str], what: str, version: int, again: str, part: str | None = None
 ) -> tuple[dict[str, Any], pl.DataFrame]:
-    """What a JSON file says, with just these keys and this schema version, and the table beside it, if that is its own.
+    """Read a JSON file with exactly these keys and this schema version, and its table, whose checksum must match.
 
-    `what` is what messages call it, `again` what to do with one of another version; `part` what it must say that it is part of.
+    In messages, `what` names the kind of file and `again` is the remedy for a file of another version. `part` is the required value
+    of the key `part`, if any.
     """
     try:
         said = bounded_files.json_of(bounded_files.read_bytes(path))
@@ -52,7 +53,7 @@ def load(
         earlier = isinstance(found, int) and not isinstance(found, bool) and 0 < found < version
         whose = f", of an earlier version of decodesim, whose keys had other names; {again}" if earlier else f"; {again}"
         raise ParameterError(f"schema_version must be {version}, got {checks.shown(found)}{whose}")
-    if part is not None and "part" in said and said["part"] != part:  # before its keys, which are another part's
+    if part is not None and "part" in said and said["part"] != part:  # checked first: other parts have other keys
         raise ParameterError(f"part must be {part!r}, got {checks.shown(said['part'])}: it is {what} of another kind")
     known = {*keys, "schema_version", "sha256"}
     for key in sorted(known ^ {*said}):
@@ -61,10 +62,10 @@ def load(
     try:
         content = bounded_files.read_bytes(data)
     except OSError:
-        raise ParameterError(f"its table {data.name} is not beside it") from None
+        raise ParameterError(f"its table {data.name} is missing from the same folder") from None
     if hashlib.sha256(content).hexdigest() != said["sha256"]:
         raise ParameterError(f"its table {data.name} is not the one that it was written with (sha256); restore both")
     try:
         return said, bounded_files.read_parquet(content)
-    except ParameterError as error:  # whatever somebody has made of it, with a checksum that fits
+    except ParameterError as error:  # a damaged table with a correct checksum
         raise ParameterError(f"its table {data.name}: {error}; {again}") from None

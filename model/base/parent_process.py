@@ -1,4 +1,4 @@
-"""Worker processes that end with the process that started them, however that ends: also where it is killed, and can tell nobody."""
+"""Worker processes that end with their parent process, even if the parent is killed and cannot notify them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import threading
 import time
 
 EVERY_S = 0.5
-"""How often a worker looks whether its parent is still there [s]."""
+"""Interval between a worker's checks of its parent [s]."""
 _watched: set[int] = set()
 
 
 def end_with(parent: int, every: float = EVERY_S) -> None:
-    """End this process soon after its parent of this process number is gone; asking again changes nothing.
+    """End this process soon after its parent, whose process number is `parent`, has ended. Repeated calls have no effect.
 
-    A process whose parent ends is given to another one, so that is what shows. (A signal of the kernel's own would come when the
-    thread ends that started the process, and not the process that it is of.)
+    The kernel assigns a new parent to a process whose parent ends; a thread checks for that. (The kernel's own signal is sent when
+    the thread that started the process ends, not the parent process.)
     """
     if os.getppid() != parent:
         os._exit(1)
@@ -27,7 +27,7 @@ def end_with(parent: int, every: float = EVERY_S) -> None:
 
 
 def end_with_starter() -> None:
-    """The same in a process that `multiprocessing` has started afresh, which knows who did."""
+    """`end_with` the parent, in a process started by `multiprocessing`."""
     starter = multiprocessing.parent_process()
     if starter is not None and starter.pid is not None:
         end_with(starter.pid)

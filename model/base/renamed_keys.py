@@ -1,6 +1,6 @@
-"""Keys, values, columns and options of earlier versions, and what they are called now: for errors that name the new one.
+"""Renamed keys, values, columns and options of earlier versions, for errors that give the new name.
 
-Nothing is read under an old name. Of several new names that counts which is known where the old one was given.
+Old names are never accepted. If an old name has several new names, the error gives the one that is valid in its context.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ RENAMED: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "asked": ("max_tokens",),
 })
 OPTIONS: Mapping[str, str] = MappingProxyType({"--ways": "--tensor-parallel", "--apart": "--unit-kind"})
-"""Options of commands."""
+"""Renamed options of commands."""
 RESULTS = ("held_units", "held_layers", "held_s", "mean_units", "mean_units_per_run", "normalized_latency")
-"""Columns that no table of results has any more."""
+"""Old names of result columns."""
 
 
 def now(old: str, known: Collection[str]) -> str | None:
-    """Return the name that an old one, which is not known any more, has among the known ones; None where it was none.
+    """Return the new name of an old one, chosen among the known names; None if `old` was never renamed to one of them.
 
     >>> now("apart", ["colocated", "separate"]), now("apart", ["unit_kind", "sweep"]), now("layers", ["layers"])
     ('separate', 'unit_kind', None)
@@ -55,10 +55,10 @@ def now(old: str, known: Collection[str]) -> str | None:
 
 
 def old_column(columns: Iterable[str]) -> str | None:
-    """Return what to say of a table of results that has a column of an earlier version, or None where it has none.
+    """Return the message about a results table with a column of an earlier version; None if it has no such column.
 
     >>> old_column(["point", "held_units"])
     'column held_units is now reserved_units: an earlier version wrote this table'
     """
-    found = next((name for name in columns if name in RESULTS), None)
-    return None if found is None else f"column {found} is now {RENAMED[found][0]}: an earlier version wrote this table"
+    old = next((name for name in columns if name in RESULTS), None)
+    return None if old is None else f"column {old} is now {RENAMED[old][0]}: an earlier version wrote this table"

@@ -1,7 +1,6 @@
-"""JSON as its standard has it: no NaN and no Infinity, which many readers refuse.
+"""Standard JSON without NaN and Infinity, which many readers refuse.
 
-All files and documents in JSON are written here. A parameter that is infinite is the text "inf", as TOML spells it; what has no
-value (NaN) is null.
+The project writes all JSON with this module. Infinity becomes the string "inf", as in TOML; NaN (no value) becomes null.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can say it.
+    """Convert a value to one that standard JSON can represent.
 
     >>> plain({"rollback_threshold": float("inf"), "lengths": (3, 4), "speedup": float("nan")})
     {'rollback_threshold': 'inf', 'lengths': [3, 4], 'speedup': None}
@@ -28,7 +27,7 @@ def plain(value: Any) -> Any:
 
 
 def dumps(value: Any, indent: int | None = None, *, sort_keys: bool = False, separators: tuple[str, str] | None = None) -> str:
-    """The text of a document; `indent` and the others as of the standard library.
+    """JSON text of a value; the options are those of `json.dumps`.
 
     >>> dumps([1.5, float("-inf"), float("nan")])
     '[1.5, "-inf", null]'

@@ -1,7 +1,8 @@
-"""Checked objects from tables, as TOML files and command lines give them: no unknown key, none missing, none twice."""
+"""Checked objects from tables of TOML files and command lines: unknown, missing and duplicate keys are errors."""
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -16,18 +17,18 @@ Built = TypeVar("Built")
 
 
 class TableRecord:
-    """The base of records whose keys had other names, or have several."""
+    """Base of records with removed keys or aliases."""
 
     GONE: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Keys of earlier versions, and what to say instead."""
+    """Keys of earlier versions, and the message about each."""
     ALIASES: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Other names of keys, as other programs have them."""
+    """Names that other programs use, and the keys that they stand for."""
 
 
 def build(kind: type[Built], table: Any, where: str, remedy: str = "") -> Built:
-    """A checked object from a table: no unknown key, none missing, and whatever the object checks itself.
+    """Build an object from a table; refuse unknown and missing keys and values that the object itself refuses.
 
-    `where` is what messages call the table, `remedy` how a missing key is given, with KEY for its name.
+    `where` is the table's name in messages; `remedy` says how to give a missing key, with KEY as its placeholder.
 
     >>> from model.methods.ppd.algorithm import Parameters
     >>> build(Parameters, {"layers": 40, "exit_layr": 20}, "method")
@@ -52,7 +53,7 @@ def build(kind: type[Built], table: Any, where: str, remedy: str = "") -> Built:
 
 
 def refuse_unknown(kind: type, table: Mapping[str, Any], where: str, about: str = "") -> None:
-    """Refuse keys that an object of this kind does not have; `about` is what messages end with."""
+    """Raise `ParameterError` for a key that objects of this kind do not have; `about` is appended to the message."""
     known = _names(kind)
     for key in table:
         if key not in known:
@@ -70,23 +71,40 @@ def _required(kind: type) -> tuple[str, ...]:
 
 
 def instead(kind: type, key: str) -> str:
-    """What to say of a key that an object of this kind does not have: what it is called now (its GONE), or the nearest known."""
+    """Clause of a message about an unknown key: its entry in `GONE`, or the closest known key."""
     gone = kind.GONE if issubclass(kind, TableRecord) else {}
     return gone[key] if key in gone else checks.nearest(key, [field.name for field in fields(kind)])
 
 
+def documented(kind: type) -> dict[str, str]:
+    """Descriptions of the keys of a record, from the `Parameters` sections of its docstring and of its bases'."""
+    found: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        names: list[str] = []
+        own: dict[str, str] = {}
+        for line in inspect.cleandoc(each.__doc__ or "").partition("----------\n")[2].splitlines():
+            if line.startswith(" "):
+                own |= {name: f"{own.get(name, '')} {line.strip()}".strip() for name in names}
+            elif line.startswith(">>>"):
+                break
+            else:
+                names = line.split(", ")
+        found |= {name: text for name, text in own.items() if name}
+    return found
+
+
 def frozen(value: Any) -> Any:
-    """Lists as tuples, at every depth."""
+    """Convert lists to tuples, at every depth."""
     return tuple(frozen(each) for each in value) if isinstance(value, list) else value
 
 
 def frozen_values(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The same table with its lists as tuples."""
+    """Return the table with its lists as tuples."""
     return {key: frozen(value) for key, value in table.items()}
 
 
 def renamed(kind: type[TableRecord], table: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's table with what other programs call its parameters under their names here."""
+    """Return a method's table with aliases (names in other programs) replaced by the names of its parameters."""
     aliases = kind.ALIASES
     twice = [alias for alias, key in aliases.items() if {alias, key} <= table.keys()]
     if twice:
@@ -95,12 +113,12 @@ def renamed(kind: type[TableRecord], table: Mapping[str, Any]) -> dict[str, Any]
 
 
 def parse_value(text: str) -> Any:
-    """A value from the command line: what TOML makes of it, or the text itself.
+    """Value of a command line argument: parsed as TOML if possible, else the text itself.
 
     >>> parse_value("0.4"), parse_value("true"), parse_value("literal"), parse_value("[1, 2]")
     (0.4, True, 'literal', [1, 2])
     """
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # no TOML, or a number too long or brackets too deep for its parser
+    except (ValueError, RecursionError):  # not TOML, or a number too long or brackets too deep for its parser
         return text

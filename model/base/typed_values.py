@@ -1,7 +1,7 @@
-"""Values of files against the types that they are declared with: one look when a file is read, so that nothing later has to.
+"""Checks of values against their declared types, once when a file is read.
 
-Kinds are written as Python writes them: `str`, `int`, `float` (finite, and whole numbers too), `bool`, `None`, `Any`, unions,
-`list[X]`, `dict[str, X]`, and a `TypedDict` for a table of keys, whose further keys are left alone.
+Types are Python annotations: `str`, `int`, `float` (finite numbers, integers included), `bool`, `None`, `Any`, unions, `list[X]`,
+`dict[str, X]`, and `TypedDict`, which allows additional keys.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints
 from model.base import checks
 from model.base.checks import ParameterError
 
-_SAID = {
-    str: "a text", int: "a whole number", float: "a finite number", bool: "true or false", list: "a list", dict: "a table of keys",
-    type(None): "nothing",
+_NAMES = {
+    str: "a string", int: "a whole number", float: "a finite number", bool: "true or false", list: "a list",
+    dict: "a table of keys", type(None): "null",
 }  # fmt: skip
 
 
 def check(value: Any, kind: Any, where: str) -> None:
-    """Refuse a value that is not of a kind, naming the innermost place that is not.
+    """Raise `ParameterError` unless the value has the type `kind`; the message names the innermost value that differs.
 
     >>> check({"seconds": [1.0, "2"]}, dict[str, list[float]], "about")
     Traceback (most recent call last):
         ...
     model.base.checks.ParameterError: about.seconds[1] must be a finite number, got '2'
     """
-    kind, origin, inner = _taken_apart(kind)
+    kind, origin, inner = _parts_of(kind)
     if kind is Any:
         return
     if origin in (Union, types.UnionType):
         if not any(_shallow(value, each) for each in inner):
-            raise _wrong(where, " or ".join(_said(each) for each in inner), value)
+            raise _wrong(where, " or ".join(_name(each) for each in inner), value)
         check(value, next(each for each in inner if _shallow(value, each)), where)
         return
     if not _shallow(value, kind):
-        raise _wrong(where, _said(kind), value)
+        raise _wrong(where, _name(kind), value)
     if is_typeddict(kind):
         hints = _hints(kind)
         for key in sorted(key for key, each in hints.items() if key not in value and get_origin(each) is not NotRequired):
@@ -45,7 +45,7 @@ def check(value: Any, kind: Any, where: str) -> None:
         for key in hints.keys() & {*value}:
             check(value[key], hints[key], f"{where}.{key}" if where else key)
     elif origin is list and inner:
-        if {*map(type, value)} <= _PLAIN.get(inner[0], frozenset()):  # most lists are of tokens, and long
+        if {*map(type, value)} <= _PLAIN.get(inner[0], frozenset()):  # a shortcut for long lists of tokens
             return
         for index, each in enumerate(value):
             check(each, inner[0], f"{where}[{index}]")
@@ -55,12 +55,12 @@ def check(value: Any, kind: Any, where: str) -> None:
 
 
 _PLAIN: dict[Any, frozenset[type]] = {of: frozenset({of}) for of in (int, str, bool)}
-"""Kinds of which whatever has that type is one; a number may be NaN."""
+"""Types that need no further check of a value; a float might be NaN."""
 
 
 @functools.cache
-def _taken_apart(kind: Any) -> tuple[Any, Any, tuple[Any, ...]]:
-    """A kind as it is wherever a key is there, what it is made with, and of what."""
+def _parts_of(kind: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+    """Return the type without `NotRequired`, its origin and its arguments."""
     if get_origin(kind) is NotRequired:
         kind = get_args(kind)[0]
     return kind, get_origin(kind) or kind, get_args(kind)
@@ -68,48 +68,49 @@ def _taken_apart(kind: Any) -> tuple[Any, Any, tuple[Any, ...]]:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    """The kinds of a table's keys; its annotations are texts: `__required_keys__` knows nothing of them."""
+    """Types of the keys of a `TypedDict`. Its annotations are strings, so that `__required_keys__` is not correct."""
     return get_type_hints(kind, include_extras=True)
 
 
 def _shallow(value: Any, kind: Any) -> bool:
-    """Whether a value is of a kind, whatever is in it."""
+    """True if a value has a type; its elements are not checked."""
     if kind is Any:
         return True
-    of = _made_with(kind)
+    of = _runtime_type(kind)
     if of is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and _finite(value)
     return isinstance(value, of) and (of is bool or not isinstance(value, bool))
 
 
 @functools.cache
-def _made_with(kind: Any) -> Any:
-    """The type of a value of a kind; a table of keys is a dict."""
+def _runtime_type(kind: Any) -> Any:
+    """Class of the values of a type; `dict` for a `TypedDict`."""
     return dict if is_typeddict(kind) else get_origin(kind) or kind
 
 
 def _finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an integer too large for a float
         return False
 
 
-def _said(kind: Any) -> str:
-    return _SAID[_made_with(kind)]
+def _name(kind: Any) -> str:
+    return _NAMES[_runtime_type(kind)]
 
 
 def _wrong(where: str, bound: str, value: Any) -> ParameterError:
-    return ParameterError(f"{where} must be {bound}, got {'nothing' if value is None else checks.shown(value)}")
+    return ParameterError(f"{where} must be {bound}, got {'null' if value is None else checks.shown(value)}")
 
 
-# --- columns of tables ---
+# --- Columns of tables ---
 
 
 def check_columns(table: Any, kinds: dict[str, Any], nullable: frozenset[str] = frozenset()) -> None:
-    """Refuse columns of a table (polars) that are missing, of another kind, or have a value that is not there; rows count from 1.
+    """Raise `ParameterError` for a column of a polars table that is missing, has another type or contains nulls.
 
-    Kinds are `str`, `int`, `float`, lists of these, and `list[dict[str, Any]]`, whose fields a caller looks at.
+    Types are `str`, `int`, `float`, lists of these, and `list[dict[str, Any]]`, whose fields are not checked. Columns in `nullable`
+    may contain nulls. Messages count rows from 1.
     """
     for name, kind in kinds.items():
         if name not in table.columns:
@@ -119,12 +120,12 @@ def check_columns(table: Any, kinds: dict[str, Any], nullable: frozenset[str] = 
             raise ParameterError(f"column {name} must hold {_plural(kind)}, got {column.dtype}")
         if name not in nullable and column.null_count():
             row = int(column.is_null().arg_max() or 0) + 1
-            raise ParameterError(f"row {row}, column {name}: must be {_said(kind)}, got nothing")
+            raise ParameterError(f"row {row}, column {name}: must be {_name(kind)}, got null")
         if get_origin(kind) is list:
-            holes = column.list.eval(_element().is_null()).list.any()
-            if holes.any():
-                row = int(holes.fill_null(False).arg_max() or 0) + 1
-                raise ParameterError(f"row {row}, column {name}: must be {_plural(kind)}, got one that is not there")
+            nulls = column.list.eval(_element().is_null()).list.any()
+            if nulls.any():
+                row = int(nulls.fill_null(False).arg_max() or 0) + 1
+                raise ParameterError(f"row {row}, column {name}: must be {_plural(kind)}, got a list with null")
 
 
 def _element() -> Any:
@@ -135,12 +136,12 @@ def _element() -> Any:
 
 def _plural(kind: Any) -> str:
     inner = get_args(kind)
-    of = {str: "texts", int: "whole numbers", float: "numbers", dict: "tables of keys"}
+    of = {str: "strings", int: "whole numbers", float: "numbers", dict: "tables of keys"}
     return f"lists of {of[get_origin(inner[0]) or inner[0]]}" if inner else of[kind]
 
 
 def _holds(dtype: Any, kind: Any, *, empty: bool) -> bool:
-    """Whether a column of this type can hold values of this kind; one without a value may be of any type."""
+    """True if a column of this polars type can hold values of this type; a column of nulls only (`empty`) may have any type."""
     import polars as pl
 
     if dtype == pl.Null:

@@ -1,4 +1,4 @@
-"""Errors that a user can cause as commands show them: one line on stderr and an exit code, no traceback."""
+"""User errors of commands: one line on stderr and an exit code, without a traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from model.base.checks import ParameterError
 
 @contextlib.contextmanager
 def in_one_line() -> Iterator[None]:
-    """Exit with 2 and a line where an argument or a file is wrong, and with 0 where nobody reads the output any more."""
+    """Turn a wrong argument or file into a line on stderr and exit code 2, and a closed output pipe into exit code 0."""
     try:
         yield
     except ParameterError as error:
@@ -19,12 +19,12 @@ def in_one_line() -> Iterator[None]:
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(0) from None
-    except OSError as error:  # a name that is too long, a folder that may not be read, a disk that is full
+    except OSError as error:  # such as a name too long, missing permission, a full disk
         where = f" ({str(error.filename)[:200]})" if error.filename is not None else ""
         refuse(f"{error.strerror or error}{where}")
 
 
 def refuse(message: object) -> None:
-    """Exit with 2 and this line."""
+    """Print this error and exit with code 2."""
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(2) from None

@@ -1,4 +1,4 @@
-"""Warnings as commands show them: one line each, without a place in our sources, and said once."""
+"""Warnings of commands: one line each on stderr, without a source location, never repeated."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from collections.abc import Iterator
 def in_words() -> Iterator[None]:
     """Print each warning as one line on stderr.
 
-    Those of arithmetic that ran over come at the end, where nothing else was wrong: an error says what they would.
+    Warnings of numeric overflow are printed at the end, and only if no error was raised, because the error explains them.
     """
-    said: dict[str, None] = {}
+    shown: set[str] = set()
     later: dict[str, None] = {}
 
     def show(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
         text = (str(message).splitlines() or [category.__name__])[0]
         if issubclass(category, RuntimeWarning):
             later[text] = None
-        elif text not in said:
-            said[text] = None
+        elif text not in shown:
+            shown.add(text)
             print(f"warning: {text}", file=sys.stderr)
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all."""
+"""Atomic writes of files and folders: complete or not at all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TEMPORARY = ".tmp"
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write a file or a folder to, put there in the end; nothing is left where that fails.
+    """Temporary path in the folder of `path` for a file or folder that is moved to `path` at the end, or removed on failure.
 
-    Folders above it are made.
+    Parent folders are created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with beside(path) as part:
@@ -26,7 +26,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A place beside `path` that is empty in the end."""
+    """Temporary path in the folder of `path`; anything left there is removed at the end."""
     part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
         yield part
@@ -38,14 +38,14 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text file; its path."""
+    """Write a text file and return its path."""
     with whole(path) as part:
         part.write_text(text, encoding="utf-8")
     return path
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
-    """Write a file into a folder that is there; its path."""
+    """Write a file into an existing folder and return its path."""
     with beside(path) as part:
         part.write_bytes(content)
         return part.replace(path)

@@ -1,1 +1,1 @@
-"""What a pass takes, in layer-times or in seconds."""
+"""Costs of steps, in layer-times or in seconds."""

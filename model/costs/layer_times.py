@@ -1,4 +1,4 @@
-"""What a step costs. Times are in the cost model's own unit: layer-times here, the papers' assumption."""
+"""Costs of steps in layer-times: one unit of time per layer of the target, as the papers assume, plus optional overheads."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTimeCosts:
-    """What steps take in layer-times: the papers' one unit for each layer, and what the papers leave out.
+    """Options of costs in layer-times: the papers assume one unit per layer; all overheads default to 0.
 
     Parameters
     ----------
     layer_times
-        One time per layer, where layers are uneven.
+        One time per layer, if layers differ [layer-times].
     early_head, final_head
-        Projection onto the vocabulary at the exit layer and at the last layer [layer-times].
+        Logits at the exit layer and at the last layer [layer-times].
     dispatch, dispatch_per_process, dispatch_law
-        Starting k sub-processes holds the main process's unit for dispatch + dispatch_per_process * k (`linear`), or
+        Starting k sub-processes occupies the main process's unit for dispatch + dispatch_per_process * k (`linear`), or
         dispatch + dispatch_per_process * log2(k + 1) (`tree`) [layer-times].
     link
         From the end of the dispatch to the start of a sub-process [layer-times].
     promotion
-        Taking over a sub-process's hidden state and cache rows [layer-times].
+        Adopting a sub-process's hidden state and KV cache rows [layer-times].
     propagation
-        Keys and values of a layer that a token skipped, made from the state that it left with [layer-times].
+        Computing the keys and values of a layer that a token skipped, from the hidden state at its exit [layer-times].
     state_check
-        Comparing the states behind two layers, where that says whether a token may leave [layer-times].
+        Comparing the hidden states of two successive layers, for methods that decide by it about an early exit [layer-times].
     cost_ratio, medium_cost_ratio
-        A whole pass of the draft model, and of the medium one of a hierarchy, in passes of the target [-].
+        Time of a whole pass of the draft model, and of the medium model of a hierarchy, relative to a pass of the target [-].
     operations_ratio, medium_operations_ratio
-        Arithmetic of a token in a pass of the draft model, and of the medium one, over that in a pass of the target [-].
+        Operations per token of the draft model, and of the medium model, relative to the target [-].
     verify_cost
-        What a pass of the target costs by its width, as pairs (width, time) in any unit; without it width costs nothing: decoding
-        is bound by reading the weights. In a batch, of whatever kind, the width is that of all sequences of the pass together, and
-        a pass of the draft model is slower in proportion to one of the target over a token of each sequence.
+        Time of a pass of the target by its width, as pairs (width, time) in any unit. Default: the width does not matter, because
+        reading the weights limits a pass. In a batch, the width counts the tokens of all sequences of the pass, and passes of the
+        draft model slow down by the same factor as a pass of the target over one token per sequence.
     """
 
     layer_times: tuple[float, ...] | None = None
@@ -68,21 +68,21 @@ class LayerTimeCosts:
     verify_cost: tuple[tuple[int, float], ...] | None = None
 
     def of(self, layers: int) -> UnitCost:
-        """The costs of a model of so many layers."""
+        """Costs of a model with `layers` layers."""
         return UnitCost(layers, **{name: getattr(self, name) for name in _OPTIONS})
 
 
 _OPTIONS = tuple(field.name for field in fields(LayerTimeCosts))
 TIMES = tuple(field.name for field in fields(LayerTimeCosts) if field.type == "float")
-"""Options that are times: numbers from 0."""
+"""Options that are times: numbers of at least 0."""
 
 
 @dataclass(frozen=True)
 class UnitCost(LayerTimeCosts, StepCosts):
-    """Costs of a model of so many `layers`, the same at every position.
+    """Costs in layer-times of a target model with `layers` layers, the same at every position.
 
-    `draft_devices` are the devices of a unit on which a smaller model runs by itself, over those of a unit of the target, which may
-    have several: what passes of smaller models count in unit-time [-].
+    `draft_devices` is the number of devices of a unit that runs only a smaller model, relative to a unit of the target (which may
+    have several devices): the weight of its passes in unit-time [-].
     """
 
     layers: int
@@ -99,7 +99,7 @@ class UnitCost(LayerTimeCosts, StepCosts):
         if self.verify_cost is not None:
             if not isinstance(self.verify_cost, tuple | list):
                 raise ParameterError(f"verify_cost must be pairs of a width and a time, got {checks.shown(self.verify_cost)}")
-            self.curve  # noqa: B018  it is checked where it is made
+            self.curve  # noqa: B018  building the curve checks it
         if self.layer_times is not None:
             if len(self.layer_times) != self.layers:
                 raise ParameterError(
@@ -112,11 +112,11 @@ class UnitCost(LayerTimeCosts, StepCosts):
 
     @cached_property
     def depths(self) -> tuple[float, ...]:
-        """Time from the start of a pass to the end of each layer: `depths[n]` is that of layers [0, n)."""
+        """Cumulative times: `depths[n]` is the time of layers [0, n)."""
         return tuple(accumulate(self.layer_times or (1.0,) * self.layers, initial=0.0))
 
     def span(self, first: int, last: int, gaps: Iterable[tuple[int, int]] = ()) -> float:
-        """Time of layers [first, last) but for those in gaps, without a head.
+        """Time of layers [first, last) except those in `gaps`, without a head.
 
         >>> UnitCost(4).span(0, 4), UnitCost(4).span(0, 4, [(0, 1)])
         (4.0, 3.0)
@@ -124,38 +124,38 @@ class UnitCost(LayerTimeCosts, StepCosts):
         return self.depths[last] - self.depths[first] - sum(self.depths[stop] - self.depths[start] for start, stop in gaps)
 
     def head(self, layer: int) -> float:
-        """Time of projecting one position onto the vocabulary after this many layers."""
+        """Time of the logits after `layer` layers."""
         return self.final_head if layer == self.layers else self.early_head
 
     @cached_property
     def curve(self) -> WidthCurve | None:
-        """The target's time by width."""
+        """Time of a pass of the target by width; None without `verify_cost`."""
         return None if self.verify_cost is None else as_curve(self.verify_cost)
 
     @cached_property
     def target_pass(self) -> float:
-        """A whole pass of the target over one token, with its head: what plain decoding takes for a token."""
+        """Time of a whole pass of the target over one token, with logits: a step of plain decoding."""
         return self.depths[-1] + self.final_head
 
     def ratio(self, role: str) -> float | None:
-        """Time of a whole pass of a model other than the target, in passes of the target; None where there is none for its role."""
+        """Time of a whole pass of a smaller model relative to a pass of the target [-]; None without a ratio for its role."""
         ratio: float | None = getattr(self, RATIOS[role])
         return ratio
 
     def whole(self, role: str) -> float | None:
-        """Time of a whole pass of a model other than the target, its head included; None where there is no ratio for its role."""
+        """Time of a whole pass of a smaller model, with logits; None without a ratio for its role."""
         ratio = getattr(self, RATIOS[role]) if role in RATIOS else None
         return None if ratio is None else ratio * self.target_pass
 
     def operations(self, role: str) -> float:
-        """Arithmetic of a token in a pass of a model, in that of a token in the target's; nan where nothing says it."""
+        """Operations per token in a pass of this model relative to the target [-]; nan without a ratio for its role."""
         ratio = 1.0 if role == "target" else getattr(self, OPERATIONS[role])
         return float("nan") if ratio is None else float(ratio)
 
     def of_batch(self, sequences: int, widest: int = 1) -> UnitCost:
-        """The costs of a full batch: each pass takes what one over as many tokens of each of its sequences does.
+        """Costs of a full batch: the time of a pass is that of a pass over `sequences` times as many tokens.
 
-        `widest` is the widest pass that is asked for, in tokens of one sequence; `verify_cost` must reach as many of all of them.
+        `widest` is the largest width that will be used, in tokens per sequence; `verify_cost` must reach `widest * sequences`.
 
         >>> cost = UnitCost(4, verify_cost=((1, 1.0), (2, 1.25), (8, 2.0)), cost_ratio=0.1).of_batch(2, widest=4)
         >>> cost.target_pass, cost.slowdown(4) * cost.target_pass, cost.whole("draft")
@@ -163,14 +163,14 @@ class UnitCost(LayerTimeCosts, StepCosts):
         """
         if sequences == 1 or self.curve is None:
             return self
-        one = self.slowdown(sequences)
-        scaled = {name: getattr(self, name) * one for name in ("early_head", "final_head", "propagation", "state_check")}
-        times = tuple(time * one for time in self.layer_times or (1.0,) * self.layers)
+        factor = self.slowdown(sequences)
+        scaled = {name: getattr(self, name) * factor for name in ("early_head", "final_head", "propagation", "state_check")}
+        times = tuple(time * factor for time in self.layer_times or (1.0,) * self.layers)
         pairs = tuple((width, float(self.curve.relative(width * sequences))) for width in range(1, widest + 1))
         return replace(self, layer_times=times, verify_cost=pairs, **scaled)
 
     def layer_times_of(self, step: Forward) -> list[float]:
-        """Times of the layers of a pass, one by one; a head belongs to the last."""
+        """Times of the layers of a pass; the last one includes the head."""
         first, last = step.layers.first, step.layers.last
         whole = self.whole(step.role)
         if whole is not None:
@@ -183,9 +183,9 @@ class UnitCost(LayerTimeCosts, StepCosts):
         return [time * factor for time in times]
 
     def forward(self, step: Forward) -> float:
-        """Time of a whole pass: of a model that has a ratio its share, of any other its layers one by one.
+        """Time of a whole pass: from the model's cost ratio, or else as the sum over its layers.
 
-        The head is read once for all positions that it projects, as the layers are.
+        The head costs the same for any number of positions, because its weights are read once, like those of the layers.
         """
         whole = self.whole(step.role)
         if whole is not None:
@@ -217,19 +217,19 @@ class UnitCost(LayerTimeCosts, StepCosts):
         return np.broadcast_to(time, np.broadcast_shapes(time.shape, np.shape(shape.width), np.shape(at)))
 
     def verify_curve(self, widest: int) -> tuple[tuple[int, float], ...] | None:
-        """The curve that was given, however far it reaches."""
+        """The pairs of `verify_cost` as given, even if they do not reach `widest`."""
         return self.verify_cost
 
     def runs(self, role: str) -> bool:
-        """Whether there is a ratio for a model, or it is the target."""
+        """True for the target, and for models with a cost ratio."""
         return role not in RATIOS or self.ratio(role) is not None
 
     def _at_the_end(self, step: Forward) -> float:
-        """Time of what a pass does behind its last layer, whatever its width."""
+        """Time of a pass after its last layer: logits and comparison of states."""
         return (self.head(step.layers.last) if step.heads else 0.0) + (self.state_check if step.compared else 0.0)
 
     def slowdown(self, width: int) -> float:
-        """A pass of the target over so many tokens, of all its sequences, in passes over one.
+        """Time of a pass of the target over `width` tokens of all sequences together, relative to a pass over one token [-].
 
         >>> UnitCost(4, verify_cost=((1, 2.0), (3, 3.0))).slowdown(2)
         1.25
@@ -237,19 +237,19 @@ class UnitCost(LayerTimeCosts, StepCosts):
         return 1.0 if width == 1 else float(self.slowdowns(width))
 
     def slowdowns(self, width: ArrayLike) -> Floats:
-        """`slowdown` over arrays."""
-        wide = np.asarray(width)
-        return np.ones(wide.shape) if self.curve is None else np.where(wide == 1, 1.0, self.curve.relative(wide))
+        """`slowdown` for arrays of widths."""
+        widths = np.asarray(width)
+        return np.ones(widths.shape) if self.curve is None else np.where(widths == 1, 1.0, self.curve.relative(widths))
 
     @property
     def only_layers(self) -> bool:
-        """Whether units are busy with layers alone, each for one time: unit-time is then arithmetic too."""
+        """True if units are busy with layers only, all of equal time: unit-time then also measures arithmetic."""
         times = self.early_head, self.final_head, self.dispatch, self.dispatch_per_process, self.propagation, self.state_check
         return not any(times) and self.layer_times is None and self.verify_cost is None
 
     @property
     def plain(self) -> bool:
-        """Whether every layer takes one unit and nothing else takes any: the theorem's own assumption."""
-        # What a draft pass or a wide one costs, or leaving early, is nothing to a method that has none.
+        """True if every layer takes one unit of time and everything else takes none, as the theorems assume."""
+        # Costs of draft passes, multi-token passes and early exits do not affect methods without them.
         foreign: dict[str, Any] = dict.fromkeys((*RATIOS.values(), *OPERATIONS.values(), "verify_cost"))
         return replace(self, **foreign, draft_devices=1.0, propagation=0.0, state_check=0.0) == UnitCost(self.layers)

@@ -1,1 +1,1 @@
-"""Interpreters without a clock: the counter, the account of work, and the hidden world that answers reads."""
+"""Interpreters without a clock: the counter, the account of work, and simulated answers to reads."""

@@ -1,8 +1,8 @@
-"""What a decoding works, whatever the clock says: layers run, weights and cache rows read, rows written, heads, rows moved.
+"""Work of a decoding, independent of time: layers run, weights and KV cache rows read, rows written, logits, rows moved.
 
-One record for every method. Interpreters add passes to it as they are made; closed forms say what it must come to. With the shapes
-of the models (`model.architectures.transformer`) it becomes operations and bytes, and their ratio, the arithmetic intensity:
-whether arithmetic or memory is what a decoding waits for. A pass that is cut off is counted whole.
+One record for all methods: interpreters add passes as they are made, and closed forms predict the totals. With the shapes of
+the models (`model.architectures.transformer`) the record gives operations [FLOP], bytes and their ratio, the arithmetic
+intensity, which tells whether arithmetic or memory traffic limits a decoding. An interrupted pass is counted in full.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from model.steps import Forward, LayerSpan
 
 
 class Kind(NamedTuple):
-    """All of a pass but its position: passes of one kind take the same work but for the rows that they read."""
+    """Everything about a pass except its position; passes of the same kind differ only in the cache rows that they read."""
 
     role: str
     width: int
-    """Number of tokens, of all sequences together."""
+    """Number of tokens of all sequences together."""
     layers: LayerSpan
     heads: int
     compared: int
 
     def row(self) -> dict[str, Any]:
-        """The columns that files have for it."""
+        """Columns of this kind in files."""
         layers = self.layers
         return {
             "role": self.role, "width": self.width, "first": layers.first, "last": layers.last, "heads": self.heads,
@@ -41,7 +41,7 @@ class Kind(NamedTuple):
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Kind:
-        """From the columns of a file.
+        """Kind from the columns of a file.
 
         >>> kind = Kind("target", 2, LayerSpan(0, 24, gaps=((1, 17),)), 1, 0)
         >>> Kind.of_row(kind.row()) == kind
@@ -58,10 +58,10 @@ def kind_of(step: Forward) -> Kind:
 
 
 def context_of(step: Forward) -> tuple[int, int]:
-    """Number of positions that the tokens of a pass attend to, themselves included, and number that the pass reads: each once for
-    a sequence.
+    """Return (attended, read): positions that the tokens of a pass attend to, summed over tokens, and positions that it reads.
 
-    Of sequences that end at unequal positions as many are read of each as of the longest: their rows are padded.
+    A token attends to itself too. A pass reads each position of a sequence once. In a ragged batch the rows are padded, so that as
+    many are read of each sequence as of the longest.
 
     >>> from model.steps import Batch
     >>> context_of(Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), heads=3))  # 6 + 7 + 8
@@ -78,56 +78,56 @@ def context_of(step: Forward) -> tuple[int, int]:
 
 @dataclass
 class Account:
-    """Passes by their kind, and what was moved between processes.
+    """Passes by kind, and transfers between processes.
 
     >>> account = Account()
     >>> account.add(Forward("target", (7, 8), 5, LayerSpan(0, 24, gaps=((1, 17),)), heads=1))
-    >>> found = account.totals().of["target"]
-    >>> found.layer_passes, found.layer_runs, found.attended, found.heads  # 8 layers, 2 tokens that see 6 and 7 positions
+    >>> totals = account.totals().of["target"]
+    >>> totals.layer_passes, totals.layer_runs, totals.attended, totals.heads  # 8 layers, 2 tokens that see 6 and 7 positions
     (16, 8, 104, 1)
     """
 
     passes_by_kind: dict[Kind, list[int]] = field(default_factory=dict)
-    """How many passes of a kind there were, the positions that they attended to, and those that they read, each in one layer."""
+    """By kind: [number of passes, positions attended to in one layer, positions read in one layer]."""
     adoptions: int = 0
     adopted_rows: int = 0
-    """Cache rows, each of one layer, that went to another process with its state."""
+    """KV cache rows, each of one layer, that moved to another process together with a hidden state."""
     moves: int = 0
-    """How often a process went on, on another unit."""
+    """Number of times that a process continued on another unit."""
 
     def add(self, step: Forward) -> None:
         """Count a pass."""
         attended, read = context_of(step)
-        found = self.passes_by_kind.setdefault(kind_of(step), [0, 0, 0])
+        counts = self.passes_by_kind.setdefault(kind_of(step), [0, 0, 0])
         for index, more in enumerate((1, attended, read)):
-            found[index] += more
+            counts[index] += more
 
     def include(self, other: Account) -> None:
-        """Count all that is in another account."""
-        for kind, counts in other.passes_by_kind.items():
-            found = self.passes_by_kind.setdefault(kind, [0, 0, 0])
-            for index, more in enumerate(counts):
-                found[index] += more
+        """Add all counts of another account."""
+        for kind, added in other.passes_by_kind.items():
+            counts = self.passes_by_kind.setdefault(kind, [0, 0, 0])
+            for index, more in enumerate(added):
+                counts[index] += more
         self.adoptions += other.adoptions
         self.adopted_rows += other.adopted_rows
         self.moves += other.moves
 
     def of(self, role: str) -> Account:
-        """The passes of one model alone."""
+        """Account of the passes of one model only."""
         return Account({kind: counts for kind, counts in self.passes_by_kind.items() if kind.role == role})
 
     @property
     def roles(self) -> list[str]:
-        """The models that made passes."""
+        """Models that made passes."""
         return list(dict.fromkeys(kind.role for kind in self.passes_by_kind))
 
     @property
     def passes_of(self) -> Counter[str]:
         """Passes of each model."""
-        found: Counter[str] = Counter()
+        passes: Counter[str] = Counter()
         for kind, (count, _, _) in self.passes_by_kind.items():
-            found[kind.role] += count
-        return found
+            passes[kind.role] += count
+        return passes
 
     @property
     def passes(self) -> int:
@@ -136,16 +136,16 @@ class Account:
 
     @property
     def layer_passes(self) -> int:
-        """Layers run, once for each token of a pass."""
+        """Layers run, counted once per token of a pass."""
         return int(self._sum(lambda kind, counts: counts[0] * _run(kind) * kind.width))
 
     @property
     def heads(self) -> int:
-        """Positions projected onto the vocabulary."""
+        """Positions whose logits were computed."""
         return int(self._sum(lambda kind, counts: counts[0] * kind.heads))
 
     def totals(self) -> Work:
-        """What the passes of each model come to, and what was moved."""
+        """Totals of each model, and transfers."""
         return Work({role: self.of(role)._totals() for role in self.roles}, self.adoptions, self.adopted_rows)
 
     def _totals(self) -> Totals:
@@ -165,7 +165,7 @@ class Account:
         return sum(count(kind, counts) for kind, counts in self.passes_by_kind.items())
 
     def bill(self, shapes: Mapping[str, Shape], *, bytes_each: int | None = None) -> Bill:
-        """Operations and bytes, with the shape of each model by its role.
+        """Operations and bytes; `shapes` holds the shape of each model by role.
 
         >>> from model.architectures.transformer import preset
         >>> account = Account()
@@ -178,39 +178,41 @@ class Account:
 
 
 class Totals(NamedTuple):
-    """What the passes of one model come to; of a closed form expectations, nan where it says nothing."""
+    """Totals of the passes of one model. Closed forms give expectations, and nan for totals that they do not predict."""
 
     passes: float = 0.0
     layer_runs: float = 0.0
-    """Layers run: the weights of each are read once for all tokens of its pass."""
+    """Layers run, counted once per pass: a layer's weights are read once for all tokens of its pass."""
     layer_passes: float = 0.0
-    """Layers run, once for each token: what is computed, and the rows of keys and values that are written."""
+    """Layers run, counted once per token: arithmetic, and KV cache rows written."""
     attended: float = 0.0
-    """Pairs of a token and a position that it attends to, in each layer."""
+    """Pairs of a token and a position that it attends to, summed over layers."""
     rows_read: float = 0.0
-    """Rows of keys and values read, each of one layer; a pass reads a row once for all its tokens."""
+    """KV cache rows read, each of one layer; a pass reads a row once for all its tokens."""
     filled_runs: float = 0.0
-    """Layers of which only keys and values were made, once for each pass."""
+    """Layers that computed only keys and values, counted once per pass."""
     filled: float = 0.0
-    """Rows of keys and values that were made without running the layer."""
+    """KV cache rows written without running the layer."""
     head_runs: float = 0.0
-    """Passes that projected any position onto the vocabulary: the projection is read once for all of them."""
+    """Passes that computed logits: the head's weights are read once for all positions of the pass."""
     heads: float = 0.0
-    """Positions projected onto the vocabulary."""
+    """Positions whose logits were computed."""
 
 
 def of_passes(layers: int, passes: float, tokens: float = math.nan, heads: float = math.nan) -> Totals:
-    """Passes through so many layers, each with a head, over so many tokens and projecting so many; where they stand is not said.
+    """Totals of `passes` passes through `layers` layers and a head, with `tokens` tokens and `heads` logits in all.
 
-    >>> found = of_passes(4, 3, 7)
-    >>> found.layer_runs, found.layer_passes, found.head_runs, found.heads
+    Attended and read rows are nan, because the positions of the passes are not given.
+
+    >>> totals = of_passes(4, 3, 7)
+    >>> totals.layer_runs, totals.layer_passes, totals.head_runs, totals.heads
     (12, 28, 3, nan)
     """
     return Totals(passes, layers * passes, layers * tokens, math.nan, math.nan, head_runs=passes, heads=heads)
 
 
 class Work(NamedTuple):
-    """What a decoding works: of each model, and in moving states and cache rows from process to process."""
+    """Work of a decoding: totals by model, and moves of hidden states and KV cache rows between processes."""
 
     of: Mapping[str, Totals]
     adoptions: float = 0.0
@@ -218,7 +220,7 @@ class Work(NamedTuple):
 
 
 def plain_work(layers: int, positions: ArrayLike, sequences: ArrayLike = 1) -> Work:
-    """Work of plain decoding, from the position of each step's tokens (the first is 0) and how many sequences the step is of.
+    """Work of plain decoding, given the position of each step's tokens (from 0) and the number of sequences in each step.
 
     >>> plain_work(40, range(10)).of["target"].layer_passes, plain_work(40, range(10)).of["target"].rows_read
     (400.0, 2200.0)
@@ -229,7 +231,7 @@ def plain_work(layers: int, positions: ArrayLike, sequences: ArrayLike = 1) -> W
 
 
 class Bill(NamedTuple):
-    """Operations and bytes of a decoding. Transferred bytes are cache rows and states; tokens themselves are not counted."""
+    """Operations and bytes of a decoding. Transferred bytes count KV cache rows and hidden states, not token ids."""
 
     flops: float
     weight_bytes: float
@@ -240,33 +242,33 @@ class Bill(NamedTuple):
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte of weights and cache that is read or written [1/byte]."""
+        """Operations per byte of weights and KV cache read or written [FLOP/byte]."""
         moved = self.weight_bytes + self.kv_read_bytes + self.kv_written_bytes
         return self.flops / moved if moved else float("nan")
 
 
 def bill(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int | None = None) -> Bill:
-    """Operations and bytes of what models and moves come to, with the shape of each model by its role.
+    """Operations and bytes of a decoding's work; `shapes` holds the shape of each model by role.
 
-    A number takes what the `dtype` of its model says, or `bytes_each` in all of them.
+    A number takes the bytes of its model's `dtype`, or `bytes_each` if given.
     """
     if bytes_each is not None:
         checks.whole("bytes_each", bytes_each, 1)
     flops = weights = read = written = heads = 0.0
-    for role, own in work.of.items():
+    for role, totals in work.of.items():
         if role not in shapes:
             raise checks.ParameterError(f"shapes must have one for the {role} model, got those of {', '.join(shapes) or 'none'}")
         shape = shapes[role]
         each = shape.bytes_each if bytes_each is None else bytes_each
         row = shape.cache_bytes(1, bytes_each=each)
-        making = shape.hidden * 2 * shape.kv_heads * shape.head_dim  # weights of keys and values
-        flops += 2 * (shape.layer_weights * own.layer_passes + shape.head_weights * own.heads + making * own.filled)
-        flops += 4 * shape.heads * shape.head_dim * own.attended
-        weights += each * (shape.layer_weights * own.layer_runs + shape.head_weights * own.head_runs)
-        weights += each * making * own.filled_runs
-        read += row * own.rows_read
-        written += row * (own.layer_passes + own.filled)
-        heads += own.heads
+        kv_weights = shape.hidden * 2 * shape.kv_heads * shape.head_dim
+        flops += 2 * (shape.layer_weights * totals.layer_passes + shape.head_weights * totals.heads + kv_weights * totals.filled)
+        flops += 4 * shape.heads * shape.head_dim * totals.attended
+        weights += each * (shape.layer_weights * totals.layer_runs + shape.head_weights * totals.head_runs)
+        weights += each * kv_weights * totals.filled_runs
+        read += row * totals.rows_read
+        written += row * (totals.layer_passes + totals.filled)
+        heads += totals.heads
     moved = 0.0
     if work.adoptions:
         shape = shapes["target"]
@@ -276,12 +278,12 @@ def bill(work: Work, shapes: Mapping[str, Shape], *, bytes_each: int | None = No
 
 
 def _run(kind: Kind) -> int:
-    """Layers that are run as a whole."""
+    """Layers that are run in full."""
     return 0 if kind.layers.kv_only else kind.layers.size
 
 
 def _filled(kind: Kind) -> int:
-    """Layers of which only keys and values are made."""
+    """Layers that compute only keys and values."""
     return kind.layers.size if kind.layers.kv_only else 0
 
 

@@ -1,8 +1,8 @@
-"""The counter: interprets an algorithm and says how much work it asks for.
+"""The counter: runs an algorithm without models or times and counts the work that it requests.
 
-How far a stopped process has come depends on what passes take: here layers take one each, and nothing else any time. For algorithms
-that stop nothing before its end (the literal and the flat form of Predictive Pipelined Decoding) the counts hold whatever anything
-takes; a process that is stopped is counted with the pass that it is in.
+The progress of a stopped process depends on the durations of passes. Here a layer takes one unit of time and everything else takes
+none. For algorithms that stop no running process (the literal and the flat form of Predictive Pipelined Decoding) the counts hold
+for any durations. The current pass of a stopped process is counted in full.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from model.steps import Adopt, Batch, CacheError, Commit, Fork, Forward, Join, R
 
 
 class Cache:
-    """How many positions each layer of each model holds; without passes that skip layers, none holds more than one above it.
+    """Number of KV cache rows in each layer of each model.
 
-    A pass is announced when it is asked for, and whoever follows it does so layer by layer. It cuts its layers at its position, and
-    those below them too: what they hold of later positions was computed from what is being replaced. A layer that a pass skips
-    lacks that row from then on, and every later one: whoever comes to it again must fill them in first, which replaces nothing.
+    Without passes that skip layers, no layer holds more rows than an earlier one. A pass is recorded when it is requested;
+    sub-processes follow it layer by layer. It truncates its own layers and all later layers at its position, because their later
+    rows were computed from the replaced ones. A skipped layer lacks the row of that position and of all later ones; they must be
+    filled in (`kv_only`) before the layer can run again, which replaces no rows.
     """
 
     __slots__ = ("breadths", "rows", "sequences", "skipping")
@@ -32,25 +33,25 @@ class Cache:
     def __init__(self, rows: dict[str, list[int]] | None = None, breadths: dict[str, list[int]] | None = None) -> None:
         self.rows = {} if rows is None else rows
         self.breadths = {} if breadths is None else breadths
-        """How many tokens there are at each position, of models that have made passes over several hypotheses."""
+        """Number of tokens at each position, for models that have made passes over several hypotheses."""
         self.skipping: frozenset[str] = frozenset()
-        """Models that have skipped layers: whose rows may rise from one layer to the next."""
+        """Models that have skipped layers; only there may a later layer hold more rows than an earlier one."""
         self.sequences: dict[int, Cache] = {}
-        """The caches of the sequences of a batch, by their numbers; each goes on from what was read before it was named."""
+        """Caches of the sequences of a batch, by number; each continues the rows shared before its first batched pass."""
 
     def copy(self) -> Cache:
-        """What a sub-process starts with."""
+        """Independent copy, for a sub-process to start with."""
         rows = {role: held[:] for role, held in self.rows.items()}
-        found = Cache(rows, {role: held[:] for role, held in self.breadths.items()} if self.breadths else None)
-        found.skipping = self.skipping
-        found.sequences = {number: cache.copy() for number, cache in self.sequences.items()}
-        return found
+        cache = Cache(rows, {role: held[:] for role, held in self.breadths.items()} if self.breadths else None)
+        cache.skipping = self.skipping
+        cache.sequences = {number: each.copy() for number, each in self.sequences.items()}
+        return cache
 
     def require(self, step: Forward) -> None:
-        """Refuse a pass that lacks the rows before it, or goes on from layers that have not seen its tokens."""
+        """Raise `CacheError` if rows before the pass are missing, or if the layer before its first has not run on its tokens."""
         if step.batch is not None:
-            for number, one in _one_by_one(step, step.batch):
-                self.sequences.get(number, self).require(one)
+            for number, part in _parts(step, step.batch):
+                self.sequences.get(number, self).require(part)
             return
         first, last, gaps, _ = step.layers
         if first == last:
@@ -67,7 +68,7 @@ class Cache:
             self._require_tree(step)
 
     def _require_spans(self, step: Forward) -> None:
-        """The same of a model that skips layers: each layer that is run must hold all rows before this pass."""
+        """`require` for a model that skips layers: each layer that is run must hold all rows before this pass."""
         role, at, layers = step.role, step.at, step.layers
         first, last = layers.first, layers.last
         held = self.rows.get(role, [])
@@ -82,12 +83,12 @@ class Cache:
                 raise CacheError(f"{role}: layers [{low}, {start}) at position {at}, but they hold {held[low:start]}")
             low = stop
         if first and held[first - 1] < step.end:
-            raise CacheError(f"{role}: layer {first} goes on from one that holds only {held[first - 1]} positions")
+            raise CacheError(f"{role}: layer {first} continues from a layer that holds only {held[first - 1]} positions")
 
     def _require_tree(self, step: Forward) -> None:
-        """Refuse hypotheses that follow what is not there."""
+        """Raise `CacheError` if a hypothesis follows a token that does not exist."""
         before = self.breadths.get(step.role, ())[step.at - 1 : step.at] if step.at else ()
-        breadth = before[0] if before else 1  # a position that only ordinary passes have made, or the empty sequence
+        breadth = before[0] if before else 1  # a position written by ordinary passes only, or the empty sequence
         for index, follows in enumerate(step.tree):
             if not -1 - breadth < follows < index:
                 raise CacheError(
@@ -97,13 +98,13 @@ class Cache:
             raise CacheError(f"{step.role}: {len(step.tokens)} tokens follow {len(step.tree)}")
 
     def write(self, step: Forward) -> None:
-        """Place a pass."""
+        """Record a pass."""
         self.require(step)
         if step.batch is not None:
-            for number, one in _one_by_one(step, step.batch):
+            for number, part in _parts(step, step.batch):
                 if number not in self.sequences:
-                    self.sequences[number] = Cache({each: held[:] for each, held in self.rows.items()})
-                self.sequences[number].write(one)
+                    self.sequences[number] = Cache({role: held[:] for role, held in self.rows.items()})
+                self.sequences[number].write(part)
             return
         role, at = step.role, step.at
         first, last, gaps, kv_only = step.layers
@@ -118,7 +119,7 @@ class Cache:
             self._spread(step)
 
     def _write_spans(self, step: Forward) -> None:
-        """The same of a model that skips layers."""
+        """`write` for a model that skips layers."""
         role, at, layers = step.role, step.at, step.layers
         first, last = layers.first, layers.last
         if role not in self.skipping:
@@ -134,44 +135,45 @@ class Cache:
             low = stop
 
     def _spread(self, step: Forward) -> None:
-        """Remember how many tokens of a pass stand at each position."""
+        """Record the number of tokens of a pass at each position."""
         held = self.breadths.setdefault(step.role, [])
         held[:] = [*held[: step.at], *[1] * (step.at - len(held)), *[0] * (step.end - step.at)]
         for position in step.positions:
             held[position] += 1
 
     def adopt(self, step: Forward, at: int, layers: int, hypothesis: int | None = None) -> None:
-        """Take over the rows of layers [0, layers) at position `at` from a process that made this pass last: see `Adopt`."""
+        """Adopt the rows of layers [0, layers) at position `at` from a process whose last pass is `step`: see `Adopt`."""
         if hypothesis is not None:
             step = step.alone(hypothesis)
         held = self.rows[step.role]
         run = step.layers
         if run.first or run.last < layers or step.at + len(step.tokens) != at + 1 or (layers and held[layers - 1] < at):
             made = f"a pass of layers [{run.first}, {run.last}) over {len(step.tokens)} tokens at position {step.at}"
-            raise CacheError(f"{step.role}: rows of layers [0, {layers}) at position {at} cannot be taken over from {made}")
+            raise CacheError(f"{step.role}: rows of layers [0, {layers}) at position {at} cannot be adopted from {made}")
         held[:layers] = [at + 1] * layers
 
 
-def _one_by_one(step: Forward, batch: Batch) -> Iterator[tuple[int, Forward]]:
-    """The number and the pass of each sequence of a batch."""
+def _parts(step: Forward, batch: Batch) -> Iterator[tuple[int, Forward]]:
+    """Number and pass of each sequence of a batch."""
     batch.require(step)
     return ((number, step.part(index)) for index, number in enumerate(batch.sequences))
 
 
 @dataclass
 class CountedWork:
-    """What an algorithm asked for: its passes and transfers, how many processes it started, and the output."""
+    """Work requested by an algorithm (passes, transfers, sub-processes) and its output."""
 
     account: Account = field(default_factory=Account)
     forks: int = 0
+    """Number of sub-processes started."""
     commits: list[str] = field(default_factory=list)
-    """The kind of each commit."""
+    """Kind of each commit."""
     committed: list[Commit] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     sequences: dict[int, list[int]] = field(default_factory=dict)
-    """Tokens that each sequence of a batch has generated, where they commit separately."""
+    """Tokens generated by each sequence of a batch, if they commit separately."""
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """How many rounds had so many tokens (accepted, drafted)."""
+    """Number of rounds by (accepted tokens, drafted tokens)."""
 
     @property
     def passes(self) -> int:
@@ -180,17 +182,17 @@ class CountedWork:
 
     @property
     def layer_passes(self) -> int:
-        """Layers run, once for each token of a pass."""
+        """Layers run, counted once per token of a pass."""
         return self.account.layer_passes
 
     @property
     def heads(self) -> int:
-        """Positions projected onto the vocabulary."""
+        """Positions whose logits were computed."""
         return self.account.heads
 
     @property
     def adoptions(self) -> int:
-        """How often a process took over another's output."""
+        """Number of adopted outputs (`Adopt`)."""
         return self.account.adoptions
 
     @property
@@ -200,7 +202,7 @@ class CountedWork:
 
 
 class Task:
-    """A process: its body, the cache that it works on, what it has started and what it returned."""
+    """A process: its body, its cache, its sub-processes and its return value."""
 
     def __init__(self, body: Steps | Forward, parent: Task | None = None) -> None:
         self.body = _one_pass(body) if isinstance(body, Forward) else body
@@ -209,14 +211,14 @@ class Task:
         self.started: list[Task] = []
         self.value: Any = None
         self.answer: Any = None
-        self.last: Any = None  # the pass made last
+        self.last: Any = None  # the last pass
         self.ended = self.stopped = False
-        self.joined: Any = None  # those that it waits for
-        self.watcher: Task | None = None  # waits for this one
+        self.joined: Any = None  # tasks that it waits for
+        self.watcher: Task | None = None  # the task that waits for this one
 
     @property
     def at_work(self) -> bool:
-        """Whether it has not ended, or some task has not that it has started."""
+        """True while this task or any of its sub-processes runs."""
         return not self.ended or any(sub.at_work for sub in self.started)
 
 
@@ -225,24 +227,23 @@ def _one_pass(step: Forward) -> Steps:
 
 
 def count(steps: Steps, world: World, tokens: int) -> CountedWork:
-    """Interpret an algorithm until it has put out `tokens` tokens, and say what it asked for.
+    """Run an algorithm until it has generated `tokens` tokens and return the work that it requested.
 
     >>> from model.methods.ppd import algorithm as ppd
     >>> choice = ppd.Parameters(layers=40, exit_layer=20, candidates=3)
     >>> work = count(ppd.decode(choice, [0], 2), World(1, 40, [True, False]), 2)
-    >>> work.commits, work.layer_passes  # 40 + 20 of the main process, 3 x 20 of sub-processes a token
+    >>> work.commits, work.layer_passes  # 40 + 20 in the main process, 3 x 20 per token in sub-processes
     (['match', 'miss'], 180)
     """
     return Counting(world).run(steps, tokens)
 
 
 class Interpreter(ABC):
-    """Interprets an algorithm, one process at a time; what passes and reads are is left open.
+    """Base of interpreters that run one process at a time; subclasses define passes and reads.
 
-    Whose turn it is says a clock of its own, on which a layer of any model takes one and nothing else any time, on as many units as
-    are asked for: the simulator's clock where layers alone take time, with its order at equal times. So it makes the passes that
-    the simulator makes, those of processes included that are stopped later. A pass is made as it begins; then nobody needs to know
-    whether its end will be waited for.
+    A logical clock orders the processes: a layer of any model takes one unit of time, everything else takes none, and there are as
+    many units as needed. This equals the simulator's clock if only layers take time, including the order of simultaneous events, so
+    both make the same passes, even those of processes that are stopped later. A pass is executed when it begins.
     """
 
     def __init__(self) -> None:
@@ -250,27 +251,28 @@ class Interpreter(ABC):
         self.wanted = 0
         self.now = 0
         self.due: list[tuple[int, int, Task]] = []
-        """Passes under way: when each ends, in which order they began, and whose it is."""
+        """Heap of running passes: (end time, order of start, task)."""
         self.unborn: list[Task] = []
+        """Sub-processes that have been forked but not yet begun."""
 
     @abstractmethod
     def new_cache(self) -> Any:
-        """What the first process starts with; it knows how to `copy` itself."""
+        """Empty cache of the main process; it must have a method `copy`."""
 
     @abstractmethod
     def forward(self, cache: Any, step: Forward) -> Any:
-        """Make a pass, on this cache; its output."""
+        """Make a pass on this cache and return its output."""
 
     @abstractmethod
     def read(self, step: Read) -> Any:
-        """The answer to a read."""
+        """Answer a read."""
 
     @abstractmethod
     def adopt(self, cache: Any, task: Task, at: int, layers: int, hypothesis: int | None) -> None:
-        """Take over an ended task's rows of layers [0, layers) at position `at`: see `Adopt`."""
+        """Adopt an ended task's rows of layers [0, layers) at position `at`: see `Adopt`."""
 
     def commit(self, step: Commit) -> None:
-        """Put out tokens."""
+        """Emit tokens."""
         work = self.work
         work.commits.append(step.kind)
         work.committed.append(step)
@@ -281,7 +283,7 @@ class Interpreter(ABC):
             work.rounds[len(step.tokens) - step.back - 1, step.drafted] += 1
 
     def run(self, steps: Steps, tokens: int) -> CountedWork:
-        """Interpret until `tokens` tokens are out, or the algorithm ends."""
+        """Run until `tokens` tokens are generated or the algorithm ends."""
         self.wanted = tokens
         main = Task(steps)
         main.cache = self.new_cache()
@@ -299,7 +301,7 @@ class Interpreter(ABC):
         return self.work
 
     def _bear_all(self) -> None:
-        """Sub-processes begin once all that happens at the moment has happened: those that were stopped meanwhile never do."""
+        """Begin forked sub-processes, after all other events of this moment; those stopped meanwhile never begin."""
         births, self.unborn = self.unborn, []
         for task in births:
             if not task.ended:
@@ -308,7 +310,7 @@ class Interpreter(ABC):
                 self._drive(task)
 
     def _drive(self, task: Task) -> None:
-        """Drive a task until it has to wait, or to its end."""
+        """Run a task until it has to wait or ends."""
         work = self.work
         while not task.ended and len(work.tokens) < self.wanted:
             try:
@@ -325,7 +327,7 @@ class Interpreter(ABC):
                     if self.due or self.unborn:
                         heappush(self.due, (self.now + step.layers.size, work.account.passes, task))
                         return
-                    # Nobody else is there: when it ends does not matter.
+                    # No other process is there: the end time of the pass does not matter.
                 case Read():
                     task.answer = self.read(step)
                 case Fork():
@@ -334,7 +336,7 @@ class Interpreter(ABC):
                         if old is not None:
                             require_ended(old)
                     task.answer = tuple(Task(body, old or task) for body, old in zip(step.bodies, heirs_of, strict=True))
-                    # Tasks that have ended, with all that they have started, are let go of, with the rows that they have copied.
+                    # Drop finished tasks whose sub-processes have finished too, to free the rows that they copied.
                     task.started = [sub for sub in task.started if sub.at_work]
                     task.started.extend(task.answer)
                     self.unborn.extend(task.answer)
@@ -360,7 +362,7 @@ class Interpreter(ABC):
                     self.commit(step)
 
     def _gathered(self, task: Task) -> bool:
-        """Whether all that a task waits for have ended; they then answer it."""
+        """If all tasks that `task` waits for have ended, set its answer and return True."""
         if not all(sub.ended for sub in task.joined):
             return False
         task.answer, task.joined = tuple(sub.value for sub in task.joined), None
@@ -373,7 +375,7 @@ class Interpreter(ABC):
             self._drive(watcher)
 
     def _cancel(self, task: Task) -> None:
-        """End a task, with all that it has started."""
+        """Stop a task and all its sub-processes."""
         if not task.ended:
             task.ended = task.stopped = True
             task.body.close()
@@ -383,7 +385,7 @@ class Interpreter(ABC):
 
 
 class Counting(Interpreter):
-    """The counter: a world answers, and a pass is its own output."""
+    """The counter: a `World` answers reads, and a pass is its own output."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -391,7 +393,7 @@ class Counting(Interpreter):
         world.written, world.generated = self.work.tokens, self.work.sequences
 
     def new_cache(self) -> Cache:
-        """No rows yet."""
+        """Cache without rows."""
         return Cache()
 
     def forward(self, cache: Cache, step: Forward) -> Forward:

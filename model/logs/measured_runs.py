@@ -363,9 +363,9 @@ def load(where: str | Path) -> MeasuredRuns:
         try:
             content = bounded_files.read_bytes(reads)
         except OSError:
-            raise ParameterError(f"its log of decisions {reads.name} is not beside it") from None
+            raise ParameterError(f"its read log {reads.name} is missing from the same folder") from None
         if hashlib.sha256(content).hexdigest() != said["reads_sha256"]:
-            raise ParameterError(f"its log of decisions {reads.name} is not the one that it was written with; restore both")
+            raise ParameterError(f"its read log {reads.name} is not the one that it was written with; restore both")
         found = MeasuredRuns(read_log.load(reads), table, said["about"])
         for number, each in enumerate(found.log.decodings):
             try:

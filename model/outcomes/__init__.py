@@ -1,1 +1,1 @@
-"""Laws of matches and acceptances, the random streams that they are drawn from, and intervals."""
+"""Probability laws of outcomes (matches, acceptances, ...), their random streams, and confidence intervals."""

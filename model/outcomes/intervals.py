@@ -1,4 +1,4 @@
-"""Intervals that carry what is not known: of a proportion from its counts, of a mean from its sample. All of 95 %."""
+"""95 % confidence intervals: of a proportion from its counts, of a mean from its sample."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LEVEL = 0.95
+"""Confidence level of all intervals."""
 
 Floats = NDArray[np.float64]
 
 
 def wilson(rate: ArrayLike, trials: ArrayLike) -> tuple[Floats, Floats]:
-    """Wilson's score interval of a proportion that was observed as `rate` in `trials` trials.
+    """Wilson score interval of a proportion observed as `rate` in `trials` trials.
 
     >>> low, high = wilson(0.6837, 10_570 * 16)
     >>> round(float(low), 4), round(float(high), 4)
@@ -22,11 +23,11 @@ def wilson(rate: ArrayLike, trials: ArrayLike) -> tuple[Floats, Floats]:
     p, n, z = np.asarray(rate, dtype=np.float64), np.asarray(trials, dtype=np.float64), float(ndtri((1 + LEVEL) / 2))
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + z * z / (4 * n**2))
-    return np.clip(centre - half, 0.0, p), np.clip(centre + half, p, 1.0)  # the rate is within: rounding would leave 0 outside
+    return np.clip(centre - half, 0.0, p), np.clip(centre + half, p, 1.0)  # keep the rate inside despite rounding
 
 
 def half_width(deviation: ArrayLike, count: ArrayLike) -> Floats:
-    """Half the width of Student's interval of a mean, from the sample's standard deviation; nan for fewer than two values.
+    """Half width of Student's t interval of a mean of `count` values with standard deviation `deviation`; nan below two values.
 
     >>> round(float(half_width(1.0, 10)), 4)
     0.7154

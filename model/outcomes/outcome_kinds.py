@@ -1,7 +1,7 @@
-"""The kinds of outcomes that methods ask for: what each is of, what its rates are called, how it is drawn.
+"""The kinds of random outcomes that methods use (match, accept, exit, ...): their rates, and how they are drawn.
 
-They are listed here and nowhere else. A method names those that it asks for in its OUTCOMES; the laws that a scenario may give for
-each are in `sim.scenarios.outcomes_section`.
+This is the only list of kinds. A method names the kinds that it uses in its `OUTCOMES`; `sim.scenarios.outcomes_section` defines
+the laws that a scenario may give for each kind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from model.base import checks
 
 
 class RateColumn(NamedTuple):
-    """A column of results with a rate, and the word for it in sentences; empty where they do not speak of it."""
+    """A result column that holds a rate, and the word for the rate in sentences (empty if never mentioned)."""
 
     column: str
     word: str = ""
@@ -27,23 +27,23 @@ class OutcomeKind:
     Parameters
     ----------
     name
-        What methods and scenarios call it. Its random streams have this purpose.
+        Name in methods and scenarios, and purpose of its random streams.
     rates
-        The columns of its rates, the first of which has the interval.
+        Columns of its rates; the first one has a confidence interval.
     forced
-        The rates that say its law where outcomes are forced on real passes, each position independent of the others; None where
-        they cannot be forced so.
+        Rates that define its law when outcomes are forced on real passes, independently at every position; None if it cannot be
+        forced.
     drafted
-        Whether it is asked of drafted tokens, so that it may depend on where their draft starts; others are drawn by output
-        position, whatever the method does.
+        True for outcomes of drafted tokens, which may depend on the start of the draft. Other kinds are drawn by output position,
+        independent of the method.
     lossy
-        Whether methods that ask for it put out other tokens than the target would.
+        True if methods with this kind of outcome may generate other tokens than the target.
     ranked
-        Whether it is one of several candidates, and which one is drawn too.
+        True if the outcome concerns one of several candidates, whose rank is drawn too.
     of_last
-        Whether there is one of the last token.
+        True if the last output position has an outcome too.
     of_sequences
-        Whether there is one for each sequence of a batch at every position.
+        True if every sequence of a batch has a separate outcome at every position.
     """
 
     name: str
@@ -57,11 +57,11 @@ class OutcomeKind:
 
     @property
     def rate(self) -> str:
-        """The column of its first rate."""
+        """Column of its first rate."""
         return self.rates[0].column
 
     def positions(self, tokens: int, sequences: int) -> int:
-        """How many are drawn for a decoding of so many tokens of so many sequences, position by position."""
+        """Number of outcomes to draw for a decoding of `tokens` tokens in each of `sequences` sequences."""
         return (tokens if self.of_last else tokens - 1) * (sequences if self.of_sequences else 1)
 
 
@@ -74,15 +74,15 @@ _ALL = (
         "decision", (RateColumn("fallback_rate", "fallback"), RateColumn("rollback_rate", "rollback")),
         ("fallback_rate", "rollback_rate"), lossy=True, of_last=False,
     ),
-    # exit_rate is the chance that a token leaves behind a layer that it has come to, from the first that is checked on.
+    # exit_rate is the probability to exit after a layer that a token has reached, from the first checked layer on.
     OutcomeKind("exit", (RateColumn("mean_exit_layer", "exit"),), ("exit_rate",), lossy=True, of_sequences=True),
 )  # fmt: skip
 KINDS = {kind.name: kind for kind in _ALL}
-"""All kinds, by their names."""
+"""All kinds, by name."""
 
 
 def kind_of(name: str) -> OutcomeKind:
-    """The kind of this name.
+    """Return the kind with this name.
 
     >>> kind_of("accept").rate, kind_of("exit").forced
     ('acceptance_rate', ('exit_rate',))
@@ -92,5 +92,5 @@ def kind_of(name: str) -> OutcomeKind:
 
 
 def any_lossy(names: Iterable[str]) -> bool:
-    """Whether any of these kinds is of methods that put out other tokens than the target would."""
+    """True if any of these kinds is lossy: methods with it may generate other tokens than the target."""
     return any(KINDS[name].lossy for name in names)

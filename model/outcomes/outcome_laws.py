@@ -1,10 +1,9 @@
-"""Laws of outcomes: was the prediction right?
+"""Probability laws of outcomes: is the prediction at an output position correct?
 
-Most are laws of output positions: a `Law` holds the distribution of the number of successes, its mean and variance, and the
-sampler, together, so that theory and simulation cannot drift apart. Drafts of several tokens may follow another kind, a law of
-rounds (`model.methods.rounds`): how many tokens survive if a draft starts here. Both tell a draft how many of its tokens survive,
-and are played with coins indexed by output position (`model.outcomes.random_streams`). A law does not know what its rate is a rate
-of: whoever builds one may say by `name` what messages shall call it.
+A `Law` combines the distribution of the number of successes, its mean and variance, and the sampler, so that theory and simulation
+cannot drift apart. Drafts of several tokens may instead follow a law of rounds (`model.methods.rounds`), which gives the number of
+tokens that survive if a draft starts at a position. Both kinds are sampled with random numbers indexed by output position
+(`model.outcomes.random_streams`). The parameter `name` of a law is the name of its rate in error messages.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from model.base import checks
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Outcomes = Callable[[NDArray[np.uint8]], Bools]
-"""Which of many replications accept the drafted token at a position, given its place in its draft (from 0), in each of them."""
+"""Maps the index of a position in its draft (from 0; one per replication) to acceptance (one per replication)."""
 
 
 class Law(ABC):
-    """Successes and failures by output position 1, 2, 3, ..."""
+    """Law of successes and failures at output positions 1, 2, 3, ..."""
 
     @abstractmethod
     def mean(self, positions: ArrayLike) -> Floats:
@@ -32,29 +31,31 @@ class Law(ABC):
 
     @abstractmethod
     def variance(self, positions: ArrayLike) -> Floats:
-        """Variance of that number."""
+        """Variance of the number of successes among the first `positions` positions."""
 
     @abstractmethod
     def pmf(self, positions: int) -> Floats:
-        """Probabilities of 0, 1, ..., `positions` successes among the first `positions`; shape (positions + 1,)."""
+        """Probabilities of 0, 1, ..., `positions` successes among the first `positions` positions; shape (positions + 1,)."""
 
     @abstractmethod
-    def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
-        """Tiles of outcomes, shape (positions in the tile, replications), from tiles of coins. The buffer may be used again."""
+    def sample(self, draws: Iterator[Floats]) -> Iterator[Bools]:
+        """Yield tiles of outcomes, shape (positions in the tile, replications), from tiles of uniform random numbers `draws`.
 
+        Tiles may share one buffer.
+        """
 
-    def drafts(self, coins: Iterator[Floats]) -> Iterator[Outcomes]:
-        """For each position, which drafted tokens are accepted there: here whatever their place in the draft."""
-        for tile in self.sample(coins):
+    def drafts(self, draws: Iterator[Floats]) -> Iterator[Outcomes]:
+        """Yield the acceptances at each position; in a `Law` they do not depend on the start of the draft."""
+        for tile in self.sample(draws):
             for row in tile:
                 yield _always(row)
 
-    def survivors(self, coins: Iterator[Floats], longest: int) -> NDArray[np.int64]:
-        """How many of at most `longest` tokens survive if a draft starts at each position; shape (positions, replications)."""
-        found = np.concatenate([tile.astype(np.int64) for tile in self.sample(coins)])
-        for here, after in zip(found[-2::-1], found[:0:-1], strict=True):
+    def survivors(self, draws: Iterator[Floats], longest: int) -> NDArray[np.int64]:
+        """Accepted tokens of a draft of `longest` tokens that starts at each position; shape (positions, replications)."""
+        counts = np.concatenate([tile.astype(np.int64) for tile in self.sample(draws)])
+        for here, after in zip(counts[-2::-1], counts[:0:-1], strict=True):
             here *= np.minimum(after + 1, longest)
-        return found * (longest > 0)
+        return counts * (longest > 0)
 
 
 def _always(row: Bools) -> Outcomes:
@@ -62,24 +63,27 @@ def _always(row: Bools) -> Outcomes:
 
 
 class Chain(Law):
-    """A law in which position j succeeds with a chance that depends on j and on whether j - 1 succeeded."""
+    """Law in which the success probability at position j depends on j and on the outcome at j - 1."""
 
     @abstractmethod
     def chances(self, positions: int) -> tuple[Floats, Floats]:
-        """Chance of a success at each position after a failure and after a success, each of shape (positions,).
+        """Success probabilities at each position (after a failure, after a success), each of shape (positions,).
 
-        The first position has nothing before it; both of its entries are its plain chance.
+        Both entries of the first position are its unconditional probability.
         """
 
     def draft_chances(self, positions: int, longest: int) -> tuple[Floats, Floats]:
-        """As `chances`, for each place in a draft of at most `longest` and the one behind it: shape (positions, longest + 1)."""
+        """`chances` for each index in a draft of at most `longest` tokens, and for the token after it.
+
+        Each array has the shape (positions, longest + 1).
+        """
         after_failure, after_success = self.chances(positions)
         shape = positions, longest + 1
         return np.broadcast_to(after_failure[:, None], shape), np.broadcast_to(after_success[:, None], shape)
 
     def pmf(self, positions: int) -> Floats:
         after_failure, after_success = self.chances(positions)
-        # mass[s, n]: the chance of n successes so far, the last outcome being s.
+        # mass[s, n]: probability of n successes so far with last outcome s.
         mass = np.zeros((2, positions + 1))
         mass[0, 0] = 1.0
         for low, high in zip(after_failure, after_success, strict=True):
@@ -90,9 +94,9 @@ class Chain(Law):
 
 
 class Iid(Chain):
-    """Every position succeeds with the same chance, independently: the assumption of the papers.
+    """Independent successes with the same probability `rate` at every position: the assumption of the papers.
 
-    `rate` may be an array; mean and variance then broadcast, and pmf and sampler are refused.
+    `rate` may be an array; mean and variance then broadcast, but `pmf` and `sample` fail.
 
     >>> float(Iid(0.6837).mean(127)), Iid(0.5).pmf(2).round(12).tolist()
     (86.8299, [0.25, 0.5, 0.25])
@@ -112,20 +116,20 @@ class Iid(Chain):
         return rates, rates
 
     def pmf(self, positions: int) -> Floats:
-        from scipy.stats import binom  # costs a second to import, and only distributions need it
+        from scipy.stats import binom  # takes a second to import; only distributions need it
 
         return np.asarray(binom.pmf(np.arange(positions + 1), positions, float(self.rate)))
 
-    def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
+    def sample(self, draws: Iterator[Floats]) -> Iterator[Bools]:
         rate, buffer = float(self.rate), None
-        for tile in coins:
+        for tile in draws:
             if buffer is None:
                 buffer = np.empty(tile.shape, dtype=np.bool_)
             yield np.less(tile, rate, out=buffer[: len(tile)])
 
 
 class ByPosition(Chain):
-    """Position j succeeds with chance `rates[j]`, independently of the others.
+    """Independent successes with probability `rates[j]` at position j.
 
     >>> ByPosition([0.5, 0.1]).pmf(2).round(4).tolist()
     [0.45, 0.5, 0.05]
@@ -146,9 +150,9 @@ class ByPosition(Chain):
         self._cover(positions)
         return self.rates[:positions], self.rates[:positions]
 
-    def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
+    def sample(self, draws: Iterator[Floats]) -> Iterator[Bools]:
         start = 0
-        for tile in coins:
+        for tile in draws:
             self._cover(start + len(tile))
             yield tile < self.rates[start : start + len(tile), None]
             start += len(tile)
@@ -166,9 +170,9 @@ class ByPosition(Chain):
 
 
 class Markov(Chain):
-    """A stationary two-state chain over output positions: chance `rate`, correlation between neighbours `correlation`.
+    """Stationary two-state Markov chain over output positions: success probability `rate` and lag-1 correlation `correlation`.
 
-    After a success the next succeeds with chance p + rho (1 - p), after a failure with p (1 - rho). Both must lie in [0, 1], so
+    The success probability is p + rho (1 - p) after a success and p (1 - rho) after a failure. Both must lie in [0, 1], so
     rho >= -min(p / (1 - p), (1 - p) / p).
 
     >>> float(Markov(0.5, 0.0).variance(127)) == float(Iid(0.5).variance(127))
@@ -180,7 +184,7 @@ class Markov(Chain):
         self.correlation = checks.array("correlation", correlation, -1, 1)
         self.after_failure = self.rate * (1 - self.correlation)
         self.after_success = self.rate + self.correlation * (1 - self.rate)
-        # The bound itself is allowed, whichever way its rounding falls.
+        # The bound itself is allowed, despite rounding.
         if np.any(self.after_failure > 1 + 1e-12) or np.any(self.after_success < -1e-12):
             raise checks.ParameterError(
                 f"correlation must be at least -min(p/(1-p), (1-p)/p) of {name} p={rate!r}, got {correlation!r}"
@@ -191,10 +195,10 @@ class Markov(Chain):
         return np.asarray(np.asarray(positions) * self.rate)
 
     def variance(self, positions: ArrayLike) -> Floats:
-        """p(1-p) [n (1+rho)/(1-rho) - 2 rho (1-rho^n)/(1-rho)^2]; as rho goes to 1, p(1-p) n^2: all positions agree."""
+        """p(1-p) [n (1+rho)/(1-rho) - 2 rho (1-rho^n)/(1-rho)^2]; in the limit rho -> 1, p(1-p) n^2: all positions agree."""
         n, rho = np.asarray(positions, dtype=np.float64), self.correlation
         gap = 1 - rho
-        # Near rho = 1 the two terms cancel; there the sum n + 2 sum (n - j) rho^j is expanded in the gap.
+        # Near rho = 1 the two terms cancel; there the sum n + 2 sum (n - j) rho^j is expanded in 1 - rho.
         near = n * gap < 1e-3
         far = np.where(near, 1.0, gap)
         spread = n * (1 + rho) / far - 2 * rho * (1 - rho**n) / far**2
@@ -208,19 +212,19 @@ class Markov(Chain):
         after_failure[:1] = after_success[:1] = float(self.rate)
         return after_failure, after_success
 
-    def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
+    def sample(self, draws: Iterator[Floats]) -> Iterator[Bools]:
         rate, low, high = float(self.rate), float(self.after_failure), float(self.after_success)
         last: Bools | None = None
-        for tile in coins:
+        for tile in draws:
             outcomes = np.empty(tile.shape, dtype=np.bool_)
-            for coin, outcome in zip(tile, outcomes, strict=True):
-                np.less(coin, rate if last is None else np.where(last, high, low), out=outcome)
+            for draw, outcome in zip(tile, outcomes, strict=True):
+                np.less(draw, rate if last is None else np.where(last, high, low), out=outcome)
                 last = outcome
             yield outcomes
 
 
 class Replay(Law):
-    """Recorded sequences of outcomes; a replication is one of them, drawn with equal chances by its first coin.
+    """Recorded sequences of outcomes; a replication is one of them, drawn uniformly with its first random number.
 
     `records` has shape (sequences, positions).
 
@@ -248,9 +252,9 @@ class Replay(Law):
     def pmf(self, positions: int) -> Floats:
         return np.bincount(self._counts(positions), minlength=positions + 1) / len(self.records)
 
-    def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
+    def sample(self, draws: Iterator[Floats]) -> Iterator[Bools]:
         chosen, start = None, 0
-        for tile in coins:
+        for tile in draws:
             if chosen is None:
                 chosen = (tile[0] * len(self.records)).astype(np.intp)
             self._cover(start + len(tile))
@@ -258,7 +262,7 @@ class Replay(Law):
             start += len(tile)
 
     def first(self, positions: int) -> Bools:
-        """The records of the first `positions` positions, shape (sequences, positions)."""
+        """Records at the first `positions` positions, shape (sequences, positions)."""
         self._cover(positions)
         return self.records[:, :positions]
 
@@ -274,10 +278,10 @@ class Replay(Law):
 
 
 class ReplayChances(Law):
-    """Recorded chances: a replication is one of the records, drawn by its first coin, with an independent coin for each position.
+    """Recorded success probabilities: a replication draws one of the records uniformly, then independent outcomes by position.
 
-    `records` has shape (sequences, positions). It is what a log knows of drawn drafts: given the token that is put out, the chance
-    that a drafted one was accepted there.
+    `records` has shape (sequences, positions). Logs of sampled drafts give such records: the probability, given the emitted token,
+    that a drafted token is accepted at a position.
 
     >>> ReplayChances([[1.0, 0.5], [0.0, 0.5]]).pmf(2).tolist()
     [0.25, 0.5, 0.25]
@@ -286,18 +290,18 @@ class ReplayChances(Law):
     def __init__(self, records: ArrayLike) -> None:
         self.records = checks.array("records", records, 0, 1)
         if self.records.ndim != 2 or not self.records.size:
-            raise checks.ParameterError("records must be lists of chances, all of one length of at least 1")
+            raise checks.ParameterError("records must be lists of probabilities, all of one length of at least 1")
 
     @property
     def chains(self) -> list[ByPosition]:
-        """A record each, all equally likely."""
+        """One law per record, all equally likely."""
         return [ByPosition(record) for record in self.records]
 
     def mean(self, positions: ArrayLike) -> Floats:
         return np.asarray(np.vectorize(lambda n: self.first(n).sum(axis=1).mean(), otypes=[np.float64])(positions))
 
     def variance(self, positions: ArrayLike) -> Floats:
-        """Within records, where positions are independent, and between them."""
+        """Variance within records, whose positions are independent, plus variance between records."""
         return np.asarray(np.vectorize(self._variance, otypes=[np.float64])(positions))
 
     def _variance(self, positions: int) -> float:
@@ -310,20 +314,20 @@ class ReplayChances(Law):
         laws = [ByPosition(record).pmf(positions) for record in self.first(positions)]
         return np.asarray(np.mean(laws, axis=0))
 
-    def sample(self, coins: Iterator[Floats]) -> Iterator[Bools]:
+    def sample(self, draws: Iterator[Floats]) -> Iterator[Bools]:
         chosen, start = None, 0
-        for tile in coins:
-            coin = tile
+        for tile in draws:
+            draw = tile
             if chosen is None:
-                # Which record it is and where in its share of the coin are independent, and both uniform.
+                # The record's index and the remainder within its share of [0, 1) are independent and uniform.
                 chosen = (tile[0] * len(self.records)).astype(np.intp)
-                coin = np.concatenate([tile[:1] * len(self.records) - chosen, tile[1:]])
+                draw = np.concatenate([tile[:1] * len(self.records) - chosen, tile[1:]])
             self.first(start + len(tile))
-            yield coin < self.records[chosen, start : start + len(tile)].T
+            yield draw < self.records[chosen, start : start + len(tile)].T
             start += len(tile)
 
     def first(self, positions: int) -> Floats:
-        """The records of the first `positions` positions, shape (sequences, positions)."""
+        """Records at the first `positions` positions, shape (sequences, positions)."""
         if positions > self.records.shape[1]:
             raise checks.ParameterError(
                 f"records must cover {positions} output positions, got {self.records.shape[1]}; give longer records or fewer tokens"
@@ -332,9 +336,10 @@ class ReplayChances(Law):
 
 
 class TwoClass:
-    """How often a draft is unsure of a token: with chance `low_if_accepted` if it would be accepted, `low_if_rejected` if not.
+    """Low confidence of a draft model in a drafted token, with different probabilities for accepted and rejected tokens.
 
-    A token that follows a rejected one counts as rejected. One coin a position decides both, whichever is asked about.
+    Confidence is low with probability `low_if_accepted` for a token that would be accepted and `low_if_rejected` otherwise; tokens
+    after a rejected token are rejected. One random number per position decides both cases.
 
     >>> [tile.tolist() for tile in TwoClass(0.1, 0.6).sample(iter([np.array([[0.05, 0.3, 0.7]])]))]
     [[[3, 1, 0]]]
@@ -345,7 +350,7 @@ class TwoClass:
         checks.number("low_if_rejected", low_if_rejected, 0, 1)
         self.low_if_accepted, self.low_if_rejected = float(low_if_accepted), float(low_if_rejected)
 
-    def sample(self, coins: Iterator[Floats]) -> Iterator[NDArray[np.uint8]]:
-        """Tiles of doubts: 1 if the draft is unsure of the token if that is rejected, plus 2 if it is if that is accepted."""
-        for tile in coins:
+    def sample(self, draws: Iterator[Floats]) -> Iterator[NDArray[np.uint8]]:
+        """Yield tiles of codes: 1 if confidence is low in a rejected token, plus 2 if it is low in an accepted token."""
+        for tile in draws:
             yield (tile < self.low_if_rejected) + np.uint8(2) * (tile < self.low_if_accepted)

@@ -1,8 +1,8 @@
-"""Luck, indexed by output position: every method, view and grid point that asks for it is dealt the same.
+"""Random streams indexed by output position, shared by all methods, views and grid points (common random numbers).
 
-One Philox stream per (seed, purpose, block of replications), laid out position-major: the coin of position j and replication r
-does not depend on how many tokens or replications are asked for, on who asks, or in which order. So a longer run extends a shorter
-one, results do not depend on the number of workers, and a law with a higher rate can only turn misses into matches.
+There is one Philox stream per (seed, purpose, block of replications), in position-major order. The number at position j of
+replication r does not depend on the number of tokens or replications, on the caller, or on the order of calls. Therefore a longer
+run extends a shorter one, results do not depend on the number of workers, and a higher rate can only turn misses into matches.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 4096
-"""Replications in a block."""
+"""Replications per block."""
 _ROWS = 32
-"""Positions drawn at a time: a tile of 1 MiB stays in the processor's cache while a law and a path read it."""
+"""Positions per tile: a tile of 1 MiB stays in the processor's cache while a law and a path read it."""
 
 
 def stream(seed: int, purpose: str, block: int) -> np.random.Generator:
-    """The random stream of one block of replications for one purpose."""
-    # crc32 rather than hash(): the latter differs from process to process.
+    """Random stream of one block of replications for one purpose."""
+    # crc32, because hash() differs between processes.
     key = np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), block))
     return np.random.Generator(np.random.Philox(key))
 
 
 def of_text(purpose: str, text: int) -> str:
-    """The purpose of the coins of a text, by its number in its batch: the first has those that it would have alone."""
+    """Purpose of the random stream of sequence number `text` of a batch; the first sequence has the stream of a single one."""
     return f"{purpose}, text {text}" if text else purpose
 
 
 def tiles(seed: int, purpose: str, block: int, positions: int) -> Iterator[NDArray[np.float64]]:
-    """Uniform coins in [0, 1) as tiles of shape (at most 32 positions, BLOCK); the buffer is used again for the next tile.
+    """Yield uniform random numbers in [0, 1) as tiles of shape (at most 32 positions, BLOCK); every tile reuses one buffer.
 
     >>> first = next(tiles(seed=0, purpose="match", block=0, positions=2)).copy()
     >>> longer = next(tiles(seed=0, purpose="match", block=0, positions=9))

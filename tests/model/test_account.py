@@ -1,4 +1,4 @@
-"""What decodings work: counted by the interpreters, said by closed forms, and priced with the shapes of models."""
+"""Work of decodings: counted by the interpreters, predicted by closed forms, and converted to operations and bytes."""
 
 from typing import Any
 
@@ -38,8 +38,8 @@ BITS = st.lists(st.booleans(), min_size=1, max_size=20)
 # --- Passes ---
 
 
-def test_what_a_pass_attends_to_and_reads() -> None:
-    """Each token sees itself and all before it; what is read is read once, but for each text of a batch its own."""
+def test_positions_attended_to_and_read_by_a_pass() -> None:
+    """A token attends to itself and all before it; a pass reads a row once, but separately for each sequence of a batch."""
     assert context_of(Forward("target", (7,), 0, LayerSpan(0, 4))) == (1, 1)
     assert context_of(Forward("target", (7, 8, 9), 5, LayerSpan(0, 4))) == (6 + 7 + 8, 8)
     tree = Forward("target", (7, 8, 9), 5, LayerSpan(0, 4), tree=(-1, -1, 0))
@@ -48,14 +48,14 @@ def test_what_a_pass_attends_to_and_reads() -> None:
     assert context_of(Forward("target", (7, 8), 5, LayerSpan(0, 4), batch=Batch.uniform((3,), 5, 2))) == (6 + 7, 7)
 
 
-def test_positions_of_a_batch_are_one() -> None:
+def test_sequences_of_a_uniform_batch_share_their_positions() -> None:
     step = Forward("target", (7, 8), 5, LayerSpan(0, 4), batch=Batch.uniform((0, 3), 5))
     assert ([*step.positions], step.end) == ([5, 5], 6)
     alone = Forward("target", (7, 8), 5, LayerSpan(0, 4), batch=Batch.uniform((3,), 5, 2))
     assert ([*alone.positions], alone.end) == ([5, 6], 7)
 
 
-def test_an_account_adds_up() -> None:
+def test_totals_of_an_account() -> None:
     account = Account()
     account.add(Forward("target", (7, 8), 5, LayerSpan(0, 24, gaps=((1, 17),)), heads=1))
     account.add(Forward("target", (9,), 7, LayerSpan(0, 24), heads=1))
@@ -76,7 +76,7 @@ def test_an_account_adds_up() -> None:
     assert (twice.adoptions, twice.adopted_rows, twice.moves) == (4, 60, 2)
 
 
-def test_a_kind_is_all_but_the_place_and_the_words() -> None:
+def test_kind_of_a_pass_ignores_position_and_tokens() -> None:
     step = Forward("target", (7, 8), 5, LayerSpan(1, 4, gaps=((2, 3),), kv_only=True), "state", heads=2, unit=0, compared=1)
     assert kind_of(step) == Kind("target", 2, LayerSpan(1, 4, ((2, 3),), True), 2, 1)
     assert kind_of(step) == kind_of(step._replace(tokens=(1, 2), at=9, state=None, unit=3))
@@ -85,8 +85,8 @@ def test_a_kind_is_all_but_the_place_and_the_words() -> None:
 # --- Bills ---
 
 
-def test_a_bill_by_hand() -> None:
-    """llama-2-13b: 40 layers of 317 M weights, 5120 wide, 40 heads of 128, 32,000 words."""
+def test_bill_by_hand() -> None:
+    """llama-2-13b: 40 layers of 317 M weights, hidden size 5120, 40 heads of 128, vocabulary of 32,000."""
     model = preset("llama-2-13b")
     layer, head, row, making = model.layer_weights, 5120 * 32_000, 2 * 40 * 128, 5120 * 2 * 40 * 128
     own = Totals(3, 7, 11, 13, 17, 19, 23, 2, 5)
@@ -103,7 +103,7 @@ def test_a_bill_by_hand() -> None:
     assert np.isnan(Bill(0, 0, 0, 0, 0, 0).intensity)
 
 
-def test_operations_of_a_pass_are_those_of_its_shape() -> None:
+def test_operations_of_a_pass_equal_those_of_its_shape() -> None:
     account, model = Account(), preset("opt-1.3b")
     account.add(Forward("target", (7, 8, 9), 5, LayerSpan(0, 24), heads=2))
     assert account.bill({"target": model}).flops == model.operations(3, 5, heads=2)
@@ -111,7 +111,7 @@ def test_operations_of_a_pass_are_those_of_its_shape() -> None:
         assert account.bill({"target": model}, **more) == bill(account.totals(), {"target": model}, **more)
 
 
-def test_a_shape_for_every_model() -> None:
+def test_bill_needs_the_shape_of_every_model() -> None:
     account = Account()
     account.add(Forward("draft", (7,), 0, LayerSpan(0, 6)))
     with pytest.raises(ParameterError, match="shapes must have one for the draft model, got those of target"):
@@ -128,7 +128,7 @@ def test_a_shape_for_every_model() -> None:
 
 
 @given(st.integers(1, 30), st.integers(1, 6))
-def test_plain_decoding(tokens: int, layers: int) -> None:
+def test_plain_decoding_counted_equals_closed_form(tokens: int, layers: int) -> None:
     parameters = plain.Parameters(layers)
     found = count(plain.decode(parameters, [0], tokens), World(1, layers), tokens).account.totals()
     want = autoregressive.work(parameters, tokens, None)
@@ -152,7 +152,7 @@ def test_predictive_pipelined_decoding(
     assert near(want.of["target"].layer_runs if batched else want.of["target"].layer_passes, run.busy)
 
 
-def test_forms_that_stop_processes_say_nothing() -> None:
+def test_forms_that_stop_processes_have_no_closed_form() -> None:
     for exit_layer, form in ((4, "eager"), (4, "nested"), (3, "flat")):
         assert ppd.work(pipelined.Parameters(8, exit_layer, 2, form), 5, Iid(0.5)) is None
 
@@ -171,8 +171,8 @@ def test_speculative_decoding(accept: list[bool], draft_length: int) -> None:
         assert near(totals, want.of[role]), role
 
 
-def test_work_goes_with_the_chances_of_a_law() -> None:
-    """Half of all first drafts of one token are kept: then the second is the large model's own, and there is no third round."""
+def test_expected_work_follows_the_law() -> None:
+    """Half of all first drafts (one token) are accepted: then the bonus token completes the output in a single round."""
     found = speculative.work(drafting.Parameters(3, 1), 2, Iid(0.5))
     assert found is not None
     assert (found.of["target"].passes, found.of["draft"].passes) == (1.5, 1.0)
@@ -180,18 +180,18 @@ def test_work_goes_with_the_chances_of_a_law() -> None:
     rounds = starts(2, 6, Rounds([0.5, 0.25]))
     assert near(rounds.mass[:4], [1, 0.5, 0.25 + 0.25, 0.25 + 0.5 * 0.25 + 0.5 * 0.5])
     assert near(rounds.after_whole[:4], [0, 0, 0, 0.25])
-    assert not starts(0, 4, Iid(0.5)).after_whole.any()  # a round without a draft is never a completely accepted one
+    assert not starts(0, 4, Iid(0.5)).after_whole.any()  # rounds without a draft follow no fully accepted one
 
 
 @pytest.mark.parametrize("stop", [Account.passes, Account.layer_passes, Account.heads])
-def test_an_empty_account_is_nothing(stop: Any) -> None:
+def test_empty_account_has_no_work(stop: Any) -> None:
     assert stop.fget(Account()) == 0
     assert Account().totals() == Work({})
     assert set(Totals()) == {0}
 
 
-def same_where_known(found: Work, want: Work, heads: tuple[str, ...] = ()) -> None:
-    """All that is said is so; of every model its passes and layers, of some what they read and project."""
+def assert_same_where_predicted(found: Work, want: Work, heads: tuple[str, ...] = ()) -> None:
+    """Every predicted total is right; passes and layers are predicted for all models, logits for those in `heads`."""
     assert found.of.keys() == want.of.keys()
     assert all(not np.isnan(want.of[role].heads) for role in heads if role in want.of)
     assert not np.isnan(want.of["target"].layer_passes)
@@ -212,12 +212,12 @@ def world_of(module: Any, parameters: Any, layers: int, luck: dict[str, list[boo
 
 
 @given(BITS, st.sampled_from((1, 3)))
-def test_drafts_that_grow_and_shrink(accept: list[bool], first: int) -> None:
+def test_drafts_of_adaptive_length(accept: list[bool], first: int) -> None:
     parameters, tokens = policies.Parameters(3, "heuristic", 5, first, draft_layers=2), len(accept)
     found = count(policies.decode(parameters, [0], tokens), world_of(policies, parameters, 3, {"accept": accept}), tokens)
     want = adaptive.work(parameters, tokens, ByPosition(np.array(accept, float)))
     assert want is not None
-    same_where_known(found.account.totals(), want, ("target", "draft"))
+    assert_same_where_predicted(found.account.totals(), want, ("target", "draft"))
     assert adaptive.work(policies.Parameters(3, "optimum", believed_cost_ratio=0.1), 4, Iid(0.5)) is None
 
 
@@ -229,7 +229,7 @@ def test_three_models(accept: list[bool], bits: int, reading: str, draft_length:
     world = world_of(nested, parameters, 3, {"accept": accept, "medium_accept": medium})
     found = count(nested.decode(parameters, [0], tokens), world, tokens)
     laws = {"accept": ByPosition(np.array(accept, float)), "medium_accept": ByPosition(np.array(medium, float))}
-    same_where_known(found.account.totals(), hierarchical.work(parameters, tokens, laws), ("target",))
+    assert_same_where_predicted(found.account.totals(), hierarchical.work(parameters, tokens, laws), ("target",))
 
 
 @given(BITS, st.sampled_from(("sequential", "parallel", "batched")), st.integers(1, 3))
@@ -238,4 +238,4 @@ def test_searches_with_beams(accept: list[bool], arrangement: str, draft_length:
     parameters = search.Parameters(3, draft_length, beams=2, rule="per-beam", arrangement=arrangement, draft_layers=2)
     world = world_of(search, parameters, 3, {"accept": accept})
     found = count(search.decode(parameters, [0], tokens), world, 10**6)  # it ends by itself
-    same_where_known(found.account.totals(), beam.work(parameters, tokens, ByPosition(np.array(accept, float))))
+    assert_same_where_predicted(found.account.totals(), beam.work(parameters, tokens, ByPosition(np.array(accept, float))))

@@ -836,7 +836,7 @@ def test_invalid_arguments_of_closed_forms_are_refused() -> None:
         beam.beam_round_prices(Parameters(3, 2, 2), UnitCost(3))
     with pytest.raises(ParameterError, match="draft_beams must be at least beams=3, got 2"):
         beam.speedup(0.5, 2, 0.1, 3, draft_beams=2)
-    with pytest.raises(ParameterError, match="width must be at most 4, the last of verify_cost, got 6"):
+    with pytest.raises(ParameterError, match="width must be at most 4, the last width of verify_cost, got 6"):
         beam.speedup(0.5, 2, 0.1, 2, verify_cost=[(1, 1.0), (4, 2.0)])
     with pytest.raises(ParameterError, match="draft_length must be at least 0, got -1"):
         beam.speedup(0.5, -1, 0.1, 2)

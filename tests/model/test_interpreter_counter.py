@@ -1,4 +1,4 @@
-"""The counter: how much an algorithm asks for, and the defects of the cache that it shares with the simulator."""
+"""The counter: work requested by algorithms, and errors of the cache that it shares with the simulator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MATCHES = [True, True, False, True, False]
 
 @pytest.mark.parametrize("form", ["literal", "flat"])
 def test_barrier_forms_by_hand(form: str) -> None:
-    """d = 6, d' = 4, k = 3: the main process runs 6 layers, or after a match the 4 that are left; three subs run 2 each."""
+    """d = 6, d' = 4, k = 3: the main process runs 6 layers, or after a match the remaining 4; three sub-processes run 2 each."""
     work = count(ppd.decode(Parameters(6, 4, 3, form=form), [0], 5), World(1, 6, MATCHES), 5)
     assert work.commits == ["match", "match", "miss", "match", "miss"]
     assert work.tokens == [1, 2, 3, 4, 5]
@@ -38,20 +38,20 @@ def test_barrier_forms_by_hand(form: str) -> None:
 
 
 def test_flat_below_the_half_by_hand() -> None:
-    """d = 5, d' = 2, k = 1: predictions at 2, then 3 (it comes 3 deep), then 2 again; a sub runs the layers that are left."""
+    """d = 5, d' = 2, k = 1: predictions at 2, then 3 (it gets 3 deep), then 2 again; a sub-process runs the remaining layers."""
     work = count(ppd.decode(Parameters(5, 2, 1, form="flat"), [0], 5), World(1, 5, MATCHES), 5)
     assert work.layer_passes == (5 + 3) + (2 + 2) + (3 + 3) + (5 + 3) + (2 + 2)
     assert work.adoptions == 3
 
 
-def test_eager_counts_a_stopped_pass_whole() -> None:
+def test_eager_counts_a_stopped_pass_in_full() -> None:
     work = count(ppd.decode(Parameters(6, 4, 3, form="eager"), [0], 5), World(1, 6, MATCHES), 5)
     assert work.tokens == [1, 2, 3, 4, 5]
     assert work.layer_passes == 2 * 6 + 3 * 2 + 5 * 3 * 4
     assert (work.heads, work.forks, work.adoptions) == (10, 15, 3)
 
 
-def test_nested_puts_out_the_same_text() -> None:
+def test_nested_generates_the_same_tokens() -> None:
     work = count(ppd.decode(Parameters(7, 2, 2, form="nested"), [0], 5), World(1, 7, MATCHES), 5)
     assert work.tokens == [1, 2, 3, 4, 5]
     assert work.commits == ["match", "match", "miss", "match", "miss"]
@@ -63,10 +63,10 @@ def test_nested_puts_out_the_same_text() -> None:
     *(("nested", *each) for each in ((7, 2, 2), (6, 3, 2), (5, 1, 2), (5, 5, 3), (9, 4, 3))),
     *(("eager", *each) for each in ((6, 3, 2), (5, 5, 3), (9, 5, 3))),  # which exits in the upper half
 ])  # fmt: skip
-def test_processes_come_as_far_as_in_the_simulator(
+def test_counter_makes_the_same_passes_as_the_simulator(
     form: str, layers: int, exit_layer: int, candidates: int, matches: tuple[bool, ...]
 ) -> None:
-    """Where layers alone take time, the counter makes the very passes that the simulator makes, those of stopped processes too."""
+    """If only layers take time, the counter and the simulator make the same passes, those of stopped processes included."""
     parameters = Parameters(layers, exit_layer, candidates, form=form)
     found = count(ppd.decode(parameters, [0, 1], 4), World(2, layers, matches), 4)
     world = World(2, layers, matches)
@@ -97,7 +97,7 @@ def test_no_form_changes_the_output() -> None:
 
 
 def attended(steps: Steps) -> Steps:
-    """The same algorithm, watched: what a model with tensors would stumble over must not happen."""
+    """The same algorithm with checks of its steps: a model with tensors would fail where these assertions fail."""
     answer, heads = None, 0
     while True:
         try:
@@ -106,17 +106,17 @@ def attended(steps: Steps) -> Steps:
             return end.value
         match step:
             case Forward(layers=LayerSpan(first=0)):
-                assert step.state is None, "a pass from the first layer goes on from nothing"
+                assert step.state is None, "a pass from the first layer has no state to continue from"
             case Forward():
                 before = step.state.tokens, step.state.at, step.state.layers.last
-                assert before == (step.tokens, step.at, step.layers.first), "a pass goes on where its state has come to"
+                assert before == (step.tokens, step.at, step.layers.first), "a pass continues where its state ended"
             case Read():
                 assert step.kind in ("next", "top")
                 assert step.output is not None
-                assert heads == 1, "what is read was projected onto the vocabulary, and nothing else was"
+                assert heads == 1, "logits are computed for the position that is read, and for no other"
             case Fork():
-                assert len({unit for unit in step.units if unit is not None}) in (0, len(step.bodies)), "a unit each, or any"
-                assert 0 not in step.units, "unit 0 is the main process's"
+                assert len({unit for unit in step.units if unit is not None}) in (0, len(step.bodies)), "distinct units, or any"
+                assert 0 not in step.units, "unit 0 belongs to the main process"
                 step = Fork(tuple(body if isinstance(body, Forward) else attended(body) for body in step.bodies), step.units)
         heads = step.heads if isinstance(step, Forward) else heads
         answer = yield step
@@ -124,8 +124,8 @@ def attended(steps: Steps) -> Steps:
 
 @pytest.mark.parametrize("form", ppd.FORMS)
 @pytest.mark.parametrize("prompt", [[0], [0, 1], [0, 1, 2]])
-def test_every_process_ends_by_itself_and_goes_on_from_what_it_has(form: str, prompt: list[int]) -> None:
-    """Nothing but the algorithm counts the tokens here, for both interpreters would go on to a thousand."""
+def test_every_process_ends_without_help_of_the_interpreter(form: str, prompt: list[int]) -> None:
+    """Only the algorithm counts the tokens here: both interpreters would continue to 1000."""
     for tokens, matches in itertools.product((1, 3), itertools.product((False, True), repeat=3)):
         choice, world = Parameters(7, 2 if form in ("flat", "nested") else 4, 2, form=form), World(len(prompt), 7, matches)
         assert len(count(attended(ppd.decode(choice, prompt, tokens)), world, 1000).tokens) == tokens
@@ -135,7 +135,7 @@ def test_every_process_ends_by_itself_and_goes_on_from_what_it_has(form: str, pr
         assert done.tokens == [len(prompt) + index for index in range(tokens)]
 
 
-# --- Algorithms with a defect: the counter and the simulator find it alike ----------------------------------------------
+# --- Algorithms with a defect: the counter and the simulator both find it ----------------------------------------------
 
 
 def skips_a_position() -> Steps:
@@ -143,7 +143,7 @@ def skips_a_position() -> Steps:
     yield Forward("target", (2,), 2, LayerSpan(0, 4))
 
 
-def starts_in_the_air() -> Steps:
+def starts_beyond_an_empty_cache() -> Steps:
     yield Forward("target", (1,), 1, LayerSpan(0, 4))
 
 
@@ -152,7 +152,7 @@ def skips_layers() -> Steps:
     yield Forward("target", (1,), 1, LayerSpan(0, 3))
 
 
-def sub_follows_layers_that_nobody_ran() -> Steps:
+def sub_follows_layers_that_were_not_run() -> Steps:
     yield Forward("target", (0,), 0, LayerSpan(0, 2))
     yield Join((yield Fork((Forward("target", (1,), 1, LayerSpan(0, 4)),), (1,))))
 
@@ -183,7 +183,7 @@ def adopts_beyond_its_own_rows() -> Steps:
     yield Adopt(subs[0], 2, 2)
 
 
-def goes_on_from_layers_that_it_did_not_adopt() -> Steps:
+def continues_from_layers_that_it_did_not_adopt() -> Steps:
     yield Forward("target", (0,), 0, LayerSpan(0, 4))
     subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 2)),), (1,))
     yield Join(subs)
@@ -192,14 +192,14 @@ def goes_on_from_layers_that_it_did_not_adopt() -> Steps:
 
 
 DEFECTS: list[Callable[[], Steps]] = [
-    skips_a_position, starts_in_the_air, skips_layers, sub_follows_layers_that_nobody_ran, sub_is_a_position_too_far,
+    skips_a_position, starts_beyond_an_empty_cache, skips_layers, sub_follows_layers_that_were_not_run, sub_is_a_position_too_far,
     adopts_more_layers_than_were_run, adopts_at_a_position_that_was_not_run, adopts_beyond_its_own_rows,
-    goes_on_from_layers_that_it_did_not_adopt,
+    continues_from_layers_that_it_did_not_adopt,
 ]  # fmt: skip
 
 
 def finished(steps: Steps) -> Steps:
-    """An algorithm and then one token, so that only its defect keeps it from its end."""
+    """The algorithm followed by one token, so that only its defect can keep it from its end."""
     yield from steps
     yield Commit("token", (1,))
 
@@ -214,7 +214,7 @@ def test_a_gap_in_the_cache_is_an_error_in_both_interpreters(defect: Callable[[]
 
 
 @pytest.mark.parametrize(("defect", "message"), [*UNENDED, *HEIRS])
-def test_who_has_not_ended_is_not_taken_over_in_either_interpreter(defect: Callable[[], Steps], message: str) -> None:
+def test_only_finished_tasks_can_be_adopted_in_both_interpreters(defect: Callable[[], Steps], message: str) -> None:
     with pytest.raises(CacheError, match=message):
         count(finished(defect()), World(1, 4, []), 1)
     for stop, per_layer in itertools.product(("now", "layer", "pass"), (False, True)):
@@ -223,8 +223,8 @@ def test_who_has_not_ended_is_not_taken_over_in_either_interpreter(defect: Calla
 
 
 @pytest.mark.parametrize("stop", pearl.DRAFT_STOPS)
-def test_caches_of_ended_tasks_are_let_go_of(stop: str) -> None:
-    """On real models each holds rows. PEARL starts tasks from what ended ones hold, round after round, and stops some."""
+def test_caches_of_ended_tasks_are_freed(stop: str) -> None:
+    """With real models every cache holds rows. PEARL starts tasks from the caches of ended tasks and stops some, in every round."""
     living: weakref.WeakSet[Held] = weakref.WeakSet()
 
     class Held(Cache):
@@ -247,7 +247,7 @@ def test_caches_of_ended_tasks_are_let_go_of(stop: str) -> None:
 
     world = World(1, 4, drafts={"draft": DraftOutcomes("target", [at % 3 for at in range(100)])})
     counted = Counted(world)
-    gc.disable()  # what refers to itself is found late, and by nothing that knows of tensors
+    gc.disable()  # reference cycles are collected late, regardless of tensor memory
     try:
         counted.run(pearl.decode(pearl.Parameters(4, 4, draft_stop=stop), [0], 100), 100)
     finally:
@@ -256,7 +256,7 @@ def test_caches_of_ended_tasks_are_let_go_of(stop: str) -> None:
     assert 0 < counted.most < 10
 
 
-def test_one_that_is_stopped_after_its_end_is_taken_over() -> None:
+def test_task_stopped_after_its_end_can_be_adopted() -> None:
     def steps() -> Steps:
         yield Forward("target", (0,), 0, LayerSpan(0, 4))
         subs = yield Fork((Forward("target", (1,), 1, LayerSpan(0, 4)),), (1,))
@@ -269,7 +269,7 @@ def test_one_that_is_stopped_after_its_end_is_taken_over() -> None:
 
 
 def waits_for_the_first(steps: Steps) -> Steps:
-    """The same algorithm, but whoever is waited for is the first that was started last."""
+    """The same algorithm, but every join waits for the first task of the latest fork."""
     answer, subs = None, ()
     while True:
         try:
@@ -280,13 +280,13 @@ def waits_for_the_first(steps: Steps) -> Steps:
         subs = answer if isinstance(step, Fork) else subs
 
 
-def test_the_eager_form_waits_for_the_one_that_it_takes_over() -> None:
-    """The second of two candidates is right, and half through when the first is stopped."""
+def test_eager_form_waits_for_the_candidate_that_it_adopts() -> None:
+    """The second of two candidates is correct, and halfway through when the first is stopped."""
     choice, world = Parameters(5, 4, 2, form="eager"), World(1, 5, [2, 0])
     assert count(ppd.decode(choice, [0], 2), world, 2).tokens == [1, 2]
-    with pytest.raises(CacheError, match="has not ended"):
+    with pytest.raises(CacheError, match="a running task cannot be adopted"):
         count(waits_for_the_first(ppd.decode(choice, [0], 2)), world, 2)
-    with pytest.raises(CacheError, match="has not ended"):
+    with pytest.raises(CacheError, match="a running task cannot be adopted"):
         simulate(waits_for_the_first(ppd.decode(choice, [0], 2)), 2, Cluster(3), UnitCost(5), world)
 
 
@@ -312,7 +312,7 @@ def test_sound_algorithms_pass_in_both_interpreters() -> None:
     assert simulate(finished(sound()), 1, Cluster(4), UnitCost(4), World(1, 4, [])).tokens == [1]
 
 
-def test_the_cache_says_what_it_holds() -> None:
+def test_cache_rows_after_cuts_and_copies() -> None:
     def at(position: int, first: int, last: int, width: int = 1) -> Forward:
         return Forward("target", (7,) * width, position, LayerSpan(first, last))
 
@@ -320,7 +320,7 @@ def test_the_cache_says_what_it_holds() -> None:
     cache.write(at(0, 0, 4, width=3))
     assert cache.rows == {"target": [3, 3, 3, 3]}
     cache.write(at(1, 0, 2))
-    # Layers 2 and 3 still held what follows position 0 in the text that has just been cut.
+    # Layers 2 and 3 still held later rows of the sequence that has just been cut.
     assert cache.rows == {"target": [2, 2, 1, 1]}
     other = cache.copy()
     other.write(at(2, 0, 1))
@@ -336,22 +336,22 @@ def test_the_cache_says_what_it_holds() -> None:
     assert cache.rows == {"target": [2, 2, 2, 2]}
 
 
-def test_rows_are_taken_over_only_where_they_were_made() -> None:
+def test_rows_are_adopted_only_from_a_matching_pass() -> None:
     cache = Cache()
     cache.write(Forward("target", (0, 1), 0, LayerSpan(0, 4)))
     for made, at, layers in (
-        (Forward("target", (2,), 2, LayerSpan(0, 1)), 2, 2),  # not so deep
+        (Forward("target", (2,), 2, LayerSpan(0, 1)), 2, 2),  # too few layers
         (Forward("target", (2,), 2, LayerSpan(1, 2)), 2, 2),  # not from the first layer
-        (Forward("target", (2,), 2, LayerSpan(0, 2)), 3, 2),  # not there
+        (Forward("target", (2,), 2, LayerSpan(0, 2)), 3, 2),  # another position
         (Forward("target", (3,), 3, LayerSpan(0, 2)), 3, 2),  # a position is missing before it
     ):
-        with pytest.raises(CacheError, match=r"target: rows of layers \[0, 2\) at position \d cannot be taken over"):
+        with pytest.raises(CacheError, match=r"target: rows of layers \[0, 2\) at position \d cannot be adopted"):
             cache.adopt(made, at, layers)
     cache.adopt(Forward("target", (2,), 2, LayerSpan(0, 2)), 2, 2)
     assert cache.rows == {"target": [3, 3, 2, 2]}
 
 
-def test_an_algorithm_that_ends_early_counts_what_it_did() -> None:
+def test_algorithm_that_ends_early_is_counted() -> None:
     work = count(finished(iter_once()), World(1, 4, []), 5)
     assert (work.tokens, work.layer_passes) == ([1], 4)
 
@@ -368,18 +368,18 @@ def stops_twice() -> Steps:
     yield Stop(subs)
 
 
-def test_stopping_what_has_ended_changes_nothing_in_the_simulator() -> None:
+def test_stopping_an_ended_task_changes_nothing_in_the_simulator() -> None:
     assert simulate(finished(stops_twice()), 1, Cluster(2), UnitCost(4), World(1, 4, [])).tokens == [1]
 
 
-def test_stopping_what_has_ended_changes_nothing_in_the_counter() -> None:
+def test_stopping_an_ended_task_changes_nothing_in_the_counter() -> None:
     assert count(finished(stops_twice()), World(1, 4, []), 1).tokens == [1]
 
 
 # --- Layers skipped, rows alone, batches ---
 
 
-def test_a_layer_that_is_skipped_lacks_the_row_and_all_later_ones() -> None:
+def test_skipped_layer_lacks_its_row_and_all_later_rows() -> None:
     cache = Cache()
     cache.write(Forward("target", (0, 1), 0, LayerSpan(0, 4)))
     cache.write(Forward("target", (2,), 2, LayerSpan(0, 4, gaps=((1, 3),))))
@@ -390,8 +390,8 @@ def test_a_layer_that_is_skipped_lacks_the_row_and_all_later_ones() -> None:
         cache.require(Forward("target", (3,), 3, LayerSpan(0, 4, gaps=((1, 2),))))
     cache.write(Forward("target", (3,), 3, LayerSpan(0, 4, gaps=((1, 3),))))
     assert cache.rows["target"] == [4, 2, 2, 4]
-    # What is filled in goes on from the layer before, and covers all that is lacking.
-    with pytest.raises(CacheError, match="layer 2 goes on from one that holds only 2 positions"):
+    # Filling in continues from the layer before, and must cover all missing rows.
+    with pytest.raises(CacheError, match="layer 2 continues from a layer that holds only 2 positions"):
         cache.require(Forward("target", (2, 3), 2, LayerSpan(2, 3, kv_only=True)))
     cache.write(Forward("target", (2, 3), 2, LayerSpan(1, 2, kv_only=True)))
     cache.write(Forward("target", (2, 3), 2, LayerSpan(2, 3, kv_only=True)))
@@ -399,7 +399,7 @@ def test_a_layer_that_is_skipped_lacks_the_row_and_all_later_ones() -> None:
     assert cache.rows["target"] == [5, 5, 5, 5]
 
 
-def test_a_pass_that_skips_cuts_what_lies_behind_it() -> None:
+def test_pass_that_skips_layers_cuts_later_rows() -> None:
     cache = Cache()
     cache.write(Forward("target", (0, 1, 2), 0, LayerSpan(0, 5)))
     cache.write(Forward("target", (1,), 1, LayerSpan(0, 4, gaps=((1, 2),))))
@@ -425,15 +425,15 @@ def test_several_gaps_are_skipped_in_one_pass() -> None:
     assert step.layers.ranges == [(1, 2), (5, 6)]
 
 
-def test_each_text_of_a_batch_has_a_cache_of_its_own() -> None:
+def test_sequences_of_a_batch_have_separate_caches() -> None:
     cache = Cache()
-    cache.write(Forward("target", (0, 1), 0, LayerSpan(0, 2)))  # what they all go on from
+    cache.write(Forward("target", (0, 1), 0, LayerSpan(0, 2)))  # shared by all sequences
     cache.write(Forward("target", (5, 6), 2, LayerSpan(0, 2), batch=Batch.uniform((0, 1), 2)))
     cache.write(Forward("target", (6,), 3, LayerSpan(0, 2), batch=Batch.uniform((1,), 3)))
-    assert {text: each.rows["target"] for text, each in cache.sequences.items()} == {0: [3, 3], 1: [4, 4]}
+    assert {number: each.rows["target"] for number, each in cache.sequences.items()} == {0: [3, 3], 1: [4, 4]}
     with pytest.raises(CacheError, match="at position 4"):
         cache.require(Forward("target", (5, 6), 4, LayerSpan(0, 2), batch=Batch.uniform((0, 1), 4)))
-    cache.require(Forward("target", (7,), 2, LayerSpan(0, 2), batch=Batch.uniform((2,), 2)))  # one that joins where the batch began
+    cache.require(Forward("target", (7,), 2, LayerSpan(0, 2), batch=Batch.uniform((2,), 2)))  # joins where the batch began
     with pytest.raises(CacheError, match="at position 3"):
         cache.require(Forward("target", (7,), 3, LayerSpan(0, 2), batch=Batch.uniform((2,), 3)))
     cache.write(Forward("target", (8, 8, 8), 2, LayerSpan(0, 2), batch=Batch.uniform((2,), 2, 3)))
@@ -445,29 +445,29 @@ def test_each_text_of_a_batch_has_a_cache_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("batch", "more", "said"), [
-    (Batch((0, 0), (0, 0), (1, 1), (0, 0)), {}, r"sequences must be different ones, at least one, got \(0, 0\)"),
-    (Batch((), (), (), ()), {}, r"sequences must be different ones, at least one, got \(\)"),
-    (Batch((0, 1), (0,), (1, 1), (0, 0)), {}, r"one of each of 2 sequences, got \(0,\), "),
-    (Batch((0, 1), (), (1, 1), (0, 0)), {}, r"one of each of 2 sequences, got \(\), "),
-    (Batch((0, 1), (0, 0), (1, 1, 0), (0, 0)), {}, r"one of each of 2 sequences, got .*, \(1, 1, 0\) and"),
-    (Batch((0, 1), (0, 0), (1, 1), ()), {}, r"one of each of 2 sequences, got .* and \(\)"),
-    (Batch((0, 1), (0, 0), (1, 2), (0, 0)), {}, r"widths must be at least 1 and add up to 2 tokens, got \(1, 2\)"),
-    (Batch((0, 1), (0, 0), (2, 0), (0, 0)), {}, r"widths must be at least 1 and add up to 2 tokens, got \(2, 0\)"),
+    (Batch((0, 0), (0, 0), (1, 1), (0, 0)), {}, r"sequences must be distinct, at least one, got \(0, 0\)"),
+    (Batch((), (), (), ()), {}, r"sequences must be distinct, at least one, got \(\)"),
+    (Batch((0, 1), (0,), (1, 1), (0, 0)), {}, r"must have 2 entries, one per sequence, got \(0,\), "),
+    (Batch((0, 1), (), (1, 1), (0, 0)), {}, r"must have 2 entries, one per sequence, got \(\), "),
+    (Batch((0, 1), (0, 0), (1, 1, 0), (0, 0)), {}, r"must have 2 entries, one per sequence, got .*, \(1, 1, 0\), "),
+    (Batch((0, 1), (0, 0), (1, 1), ()), {}, r"must have 2 entries, one per sequence, got .*, \(\)"),
+    (Batch((0, 1), (0, 0), (1, 2), (0, 0)), {}, r"widths must be at least 1 and sum to 2, the tokens of the pass, got \(1, 2\)"),
+    (Batch((0, 1), (0, 0), (2, 0), (0, 0)), {}, r"widths must be at least 1 and sum to 2, the tokens of the pass, got \(2, 0\)"),
     (Batch((0, 1), (0, 0), (1, 1), (2, 0)), {"heads": 2}, r"heads must be between 0 and widths=\(1, 1\), got \(2, 0\)"),
     (Batch((0, 1), (0, 0), (1, 1), (1, -1)), {}, r"heads must be between 0 and widths=\(1, 1\), got \(1, -1\)"),
-    (Batch((0,), (0,), (2,), (1,)), {"heads": 2}, r"heads must add up to 2, those of the pass, got \(1,\)"),
-    (Batch((0, 1), (1, 2), (1, 1), (0, 0)), {}, r"the least of positions must be 0, that of the pass, got \(1, 2\)"),
+    (Batch((0,), (0,), (2,), (1,)), {"heads": 2}, r"heads must sum to 2, the heads of the pass, got \(1,\)"),
+    (Batch((0, 1), (1, 2), (1, 1), (0, 0)), {}, r"the smallest of positions must be 0, the position of the pass, got \(1, 2\)"),
     (Batch((0,), (0,), (2,), (0,)), {"compared": 1}, r"compared must be 0 or all 2 tokens, got 1"),
-    (Batch((0, 1), (0, 0), (1, 1), (0, 0)), {"tree": (-1, -1)}, r"one where several hypotheses are followed, got \(0, 1\)"),
+    (Batch((0, 1), (0, 0), (1, 1), (0, 0)), {"tree": (-1, -1)}, r"a tree of hypotheses must have one sequence, got \(0, 1\)"),
 ])  # fmt: skip
-def test_a_batch_is_of_its_sequences(batch: Batch, more: dict[str, Any], said: str) -> None:
+def test_batch_must_agree_with_its_pass(batch: Batch, more: dict[str, Any], said: str) -> None:
     step = Forward("target", (5, 6), 0, LayerSpan(0, 2), batch=batch, **more)
     for ask in (Cache().require, Cache().write):
-        with pytest.raises(CacheError, match=f"target: of a batch .*{said}"):
+        with pytest.raises(CacheError, match=f"batched pass of the target: .*{said}"):
             ask(step)
 
 
-def test_a_copy_knows_what_was_skipped() -> None:
+def test_cache_copy_keeps_skipped_layers() -> None:
     cache = Cache()
     cache.write(Forward("target", (0,), 0, LayerSpan(0, 4, gaps=((1, 3),))))
     with pytest.raises(CacheError, match=r"target: layers \[0, 4\) at position 1, but they hold \[1, 0, 0, 1\]"):
@@ -476,7 +476,7 @@ def test_a_copy_knows_what_was_skipped() -> None:
     assert cache.rows["target"] == [1, 0, 0, 1]
 
 
-def test_times_of_a_pass_that_skips() -> None:
+def test_times_of_a_pass_that_skips_layers() -> None:
     cost = UnitCost(4, layer_times=(1.0, 2.0, 4.0, 8.0), early_head=0.25, final_head=0.5, propagation=0.125, state_check=0.75)
     skipping = Forward("target", (0,), 0, LayerSpan(0, 4, gaps=((1, 3),)), heads=1)
     assert (cost.forward(skipping), cost.layer_times_of(skipping)) == (9.5, [1.0, 0.0, 0.0, 8.5])
@@ -487,12 +487,12 @@ def test_times_of_a_pass_that_skips() -> None:
     assert cost.forward(Forward("target", (0,), 0, LayerSpan(2, 2), heads=1)) == 0.25
     assert not UnitCost(4, propagation=0.5).only_layers
     assert not UnitCost(4, state_check=0.5).only_layers
-    assert UnitCost(4, propagation=0.5, state_check=0.5).plain  # nothing to methods that leave nothing out
+    assert UnitCost(4, propagation=0.5, state_check=0.5).plain  # free for methods that skip no layers
 
 
 @pytest.mark.parametrize("form", ["literal", "eager", "flat"])
-def test_who_has_ended_is_let_go_of_with_its_rows(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a text would hold the rows of all sub-processes that it ever had."""
+def test_ended_tasks_are_freed_with_their_rows(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a sequence would keep the rows of all its past sub-processes."""
     held: list[int] = []
     bear = Interpreter._bear_all
 
@@ -503,4 +503,4 @@ def test_who_has_ended_is_let_go_of_with_its_rows(form: str, monkeypatch: pytest
     monkeypatch.setattr(Interpreter, "_bear_all", watched)
     count(ppd.decode(Parameters(8, 5, 3, form), [0], 40), World(1, 8, [True, False] * 20), 40)
     assert len(held) == 40
-    assert max(held) <= 6  # those of this round, and of the one before
+    assert max(held) <= 6  # tasks of this round and of the previous one

@@ -1,4 +1,4 @@
-"""What steps cost in layer-times."""
+"""Costs of steps in layer-times."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from model.steps import Forward, LayerSpan
 UNEVEN = UnitCost(4, layer_times=(1.0, 2.0, 4.0, 8.0), early_head=0.5, final_head=0.25, dispatch=0.125)
 
 
-def test_spans_add_up_whatever_the_layers_take() -> None:
+def test_spans_of_uneven_layers_add_up() -> None:
     assert UNEVEN.depths == (0.0, 1.0, 3.0, 7.0, 15.0)
     assert UNEVEN.span(1, 3) == 6.0
     assert UNEVEN.span(2, 2) == 0.0
@@ -19,35 +19,35 @@ def test_spans_add_up_whatever_the_layers_take() -> None:
     assert UnitCost(40).span(7, 30) == 23.0
 
 
-def test_the_head_at_the_last_layer_is_the_final_one() -> None:
+def test_head_at_the_last_layer_is_the_final_head() -> None:
     assert [UNEVEN.head(layer) for layer in range(5)] == [0.5, 0.5, 0.5, 0.5, 0.25]
 
 
-def test_a_pass_is_its_layers_and_its_heads_whatever_its_width() -> None:
+def test_pass_takes_its_layers_and_head_for_any_width() -> None:
     assert UNEVEN.forward(Forward("target", (1,), 0, LayerSpan(1, 3))) == 6.0
     assert UNEVEN.forward(Forward("target", (1, 2, 3), 0, LayerSpan(1, 3))) == 6.0
     assert UNEVEN.forward(Forward("target", (1,), 0, LayerSpan(1, 3), heads=1)) == 6.5
-    for heads in (1, 2):  # one reading of the head serves all positions
+    for heads in (1, 2):  # the head's weights are read once for all positions
         assert UNEVEN.forward(Forward("target", (1, 2), 0, LayerSpan(1, 4), heads=heads)) == 14.25
     assert UNEVEN.forward(Forward("target", (1,), 0, LayerSpan(2, 2), heads=1)) == 0.5
 
 
-def test_a_ratio_that_a_method_needs_is_asked_for_by_its_name() -> None:
+def test_missing_cost_ratio_is_named() -> None:
     cost = UnitCost(4, cost_ratio=0.25, final_head=1.0)
     assert float(cost.draft_times()) == cost.whole("draft") == 1.25
-    with pytest.raises(ParameterError, match=r"^medium_cost_ratio is required: the time of a pass of the medium model over one"):
+    with pytest.raises(ParameterError, match=r"^medium_cost_ratio is required: the time of a pass of the medium model relative to"):
         cost.draft_times(role="medium")
     with pytest.raises(ParameterError, match=r"^cost_ratio is required: the time of a pass of the draft model"):
         UnitCost(4, medium_cost_ratio=0.25).draft_times()
 
 
-def test_what_drafts_and_wide_passes_cost_leaves_the_papers_assumption_to_methods_without_them() -> None:
+def test_draft_and_verify_costs_leave_costs_plain() -> None:
     assert UnitCost(4, cost_ratio=0.1, medium_cost_ratio=0.5, verify_cost=((1, 1.0), (4, 2.0))).plain
     assert not UnitCost(4, cost_ratio=0.1, final_head=0.5).plain
 
 
 @pytest.mark.parametrize(("law", "times"), [("linear", [1.0, 1.25, 1.5, 1.75]), ("tree", [1.0, 1.25, None, 1.5])])
-def test_dispatching_grows_with_the_processes_or_with_the_depth_of_a_tree(law: str, times: list[float | None]) -> None:
+def test_dispatch_time_by_law(law: str, times: list[float | None]) -> None:
     cost = UnitCost(4, dispatch=1.0, dispatch_per_process=0.25, dispatch_law=law)
     for processes, time in enumerate(times):
         if time is not None:
@@ -61,7 +61,7 @@ def test_dispatching_grows_with_the_processes_or_with_the_depth_of_a_tree(law: s
     [{"early_head": 0.5}, {"final_head": 1}, {"dispatch": 1e-9}, {"dispatch_per_process": 1.0}, {"link": 1.0}, {"promotion": 1.0},
      {"layer_times": (1.0, 2.0)}],
 )  # fmt: skip
-def test_one_overhead_and_the_cost_is_no_longer_plain(extra: dict[str, Any]) -> None:
+def test_any_overhead_makes_costs_not_plain(extra: dict[str, Any]) -> None:
     assert UnitCost(2).plain
     assert not UnitCost(2, **extra).plain
 
@@ -83,6 +83,6 @@ def test_one_overhead_and_the_cost_is_no_longer_plain(extra: dict[str, Any]) -> 
         ({"layer_times": (1.0, -1.0)}, r"layer_times\[1\] must be at least 0, got -1"),
     ],
 )
-def test_a_cost_checks_itself(change: dict[str, Any], message: str) -> None:
+def test_invalid_costs_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         UnitCost(**({"layers": 2} | change))

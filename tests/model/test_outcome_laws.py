@@ -1,4 +1,4 @@
-"""Laws of outcomes: distribution, moments and sampler are of one law, by enumeration and by exact tests."""
+"""Laws of outcomes: distribution, moments and sampler agree, by enumeration and by statistical tests."""
 
 import itertools
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from model.outcomes import random_streams
 from model.outcomes.outcome_laws import ByPosition, Iid, Law, Markov, Replay, ReplayChances
 
 FALSE_ALARMS = 1e-6
-"""The chance at which a correct sampler would fail a test of chance; the seeds are fixed, so it would then fail for good."""
+"""Probability that a correct sampler fails a statistical test. Seeds are fixed, so such a failure would be permanent."""
 RECORDS = [[True, False, True, True], [True, True, False, False], [True, False, True, False]]
 LAWS: dict[str, Law] = {
     "iid": Iid(0.375), "never": Iid(0.0), "always": Iid(1.0), "by position": ByPosition([0.125, 0.875, 0.5, 0.0, 1.0, 0.25]),
@@ -23,7 +23,7 @@ LAWS: dict[str, Law] = {
 
 
 def grid(positions: int, tiles: tuple[int, ...]) -> Iterator[NDArray[np.float64]]:
-    """Every combination of coins in the middles of eighths, one a column, cut into tiles; a buffer is handed out twice."""
+    """All combinations of random numbers at the midpoints of eighths, one per column, as tiles that share one buffer."""
     columns = np.array(list(itertools.product((np.arange(8) + 0.5) / 8, repeat=positions))).T
     buffer = np.empty_like(columns)
     for first, last in itertools.pairwise((0, *tiles, positions)):
@@ -34,19 +34,19 @@ def grid(positions: int, tiles: tuple[int, ...]) -> Iterator[NDArray[np.float64]
 
 @pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize("tiles", [(), (3,), (2, 3)])
-def test_the_sampler_has_the_law_exactly(name: str, tiles: tuple[int, ...]) -> None:
-    """All chances here are eighths, so coins in the middle of every eighth deal every outcome just as often as it is due."""
+def test_sampler_has_the_law_exactly(name: str, tiles: tuple[int, ...]) -> None:
+    """All probabilities here are multiples of 1/8, so midpoints of eighths give every outcome its exact frequency."""
     law = LAWS[name]
     outcomes = np.concatenate([tile.copy() for tile in law.sample(grid(4, tiles))])
     assert outcomes.shape == (4, 8**4)
     after_failure, after_success = law.chances(4)  # type: ignore[attr-defined]
-    for word in itertools.product((False, True), repeat=4):
-        due = 1.0
-        for index, hit in enumerate(word):
-            p = (after_success if index and word[index - 1] else after_failure)[index]
-            due *= p if hit else 1 - p
-        dealt = (word == outcomes.T).all(axis=1).mean()
-        assert abs(dealt - due) < 1e-12
+    for pattern in itertools.product((False, True), repeat=4):
+        expected = 1.0
+        for index, hit in enumerate(pattern):
+            p = (after_success if index and pattern[index - 1] else after_failure)[index]
+            expected *= p if hit else 1 - p
+        frequency = (pattern == outcomes.T).all(axis=1).mean()
+        assert abs(frequency - expected) < 1e-12
 
 
 REPLAYED = {
@@ -57,7 +57,7 @@ REPLAYED = {
 
 @pytest.mark.parametrize("name", [*LAWS, *REPLAYED])
 @pytest.mark.parametrize("positions", [0, 1, 2, 5])
-def test_the_moments_are_those_of_the_distribution(name: str, positions: int) -> None:
+def test_moments_equal_those_of_the_distribution(name: str, positions: int) -> None:
     law = (LAWS | REPLAYED)[name]
     mass, count = law.pmf(positions), np.arange(positions + 1)
     assert mass.shape == (positions + 1,)
@@ -69,7 +69,7 @@ def test_the_moments_are_those_of_the_distribution(name: str, positions: int) ->
     assert law.variance([0, positions]).tolist() == [0.0, float(law.variance(positions))]
 
 
-def test_chains_agree_where_they_are_one_law() -> None:
+def test_equal_chains_have_equal_distributions() -> None:
     for p in (0.0, 0.3, 1.0):
         plain = Iid(p).pmf(6)
         assert Markov(p, 0.0).pmf(6) == pytest.approx(plain)
@@ -77,7 +77,7 @@ def test_chains_agree_where_they_are_one_law() -> None:
 
 
 def test_markov_at_its_limits() -> None:
-    """At rho = 1 all positions agree; at rho = -1 (p = 1/2 only) they alternate, so an even number has no spread at all."""
+    """At rho = 1 all positions agree; at rho = -1 (p = 1/2 only) they alternate, so the variance of an even number is 0."""
     assert Markov(0.3, 1.0).pmf(7) == pytest.approx([0.7, 0, 0, 0, 0, 0, 0, 0.3])
     assert float(Markov(0.3, 1.0).variance(7)) == pytest.approx(0.3 * 0.7 * 49)
     assert Markov(0.5, -1.0).pmf(6) == pytest.approx([0, 0, 0, 1, 0, 0, 0])
@@ -87,7 +87,7 @@ def test_markov_at_its_limits() -> None:
     assert near == pytest.approx(0.3 * 0.7 * 49, rel=1e-4)
 
 
-def test_markov_neighbours_have_the_correlation_and_every_position_the_rate() -> None:
+def test_markov_correlation_and_rate() -> None:
     p, rho = 0.75, -0.25
     both = float(Markov(p, rho).pmf(2)[2])
     assert (both - p * p) / (p * (1 - p)) == pytest.approx(rho)
@@ -106,12 +106,12 @@ def test_markov_broadcasts() -> None:
     assert Iid([0.25, 0.5]).mean([[2], [4]]).tolist() == [[0.5, 1.0], [1.0, 2.0]]
 
 
-def test_replay_deals_its_records_with_equal_chances() -> None:
+def test_replay_draws_its_records_uniformly() -> None:
     law = Replay(RECORDS)
-    coin = (np.arange(30) + 0.5) / 30
-    tiles = [np.tile(coin, (1, 1)), np.zeros((3, 30))]  # only the first coin counts
+    draws = (np.arange(30) + 0.5) / 30
+    tiles = [np.tile(draws, (1, 1)), np.zeros((3, 30))]  # only the first number matters
     outcomes = np.concatenate([*law.sample(iter(tiles))])
-    assert outcomes.T.tolist() == [RECORDS[int(c * 3)] for c in coin]
+    assert outcomes.T.tolist() == [RECORDS[int(c * 3)] for c in draws]
     assert law.pmf(4) == pytest.approx([0, 0, 2 / 3, 1 / 3, 0])
     assert law.pmf(1) == pytest.approx([0, 1])
     for positions in (0, 1, 3, 4):
@@ -123,37 +123,38 @@ def test_replay_deals_its_records_with_equal_chances() -> None:
 
 
 @pytest.mark.parametrize("name", ["iid", "sticky", "negative", "by position", "replay"])
-def test_samples_on_the_project_s_coins_have_the_law(name: str) -> None:
-    """Chi-square over the 16 outcomes of four positions, 5 x 4096 replications, one false alarm in a million seeds."""
+def test_samples_from_the_random_streams_have_the_law(name: str) -> None:
+    """Chi-square test over the 16 outcomes of four positions, 5 x 4096 replications, one false alarm in a million seeds."""
     law = Replay(RECORDS) if name == "replay" else LAWS[name]
-    words = np.zeros(16)
+    observed = np.zeros(16)
     for block in range(5):
         outcomes = np.concatenate([tile.copy() for tile in law.sample(random_streams.tiles(11, "match", block, 4))])
-        words += np.bincount(outcomes.T @ [8, 4, 2, 1], minlength=16)
-    due = np.zeros(16)
+        observed += np.bincount(outcomes.T @ [8, 4, 2, 1], minlength=16)
+    expected = np.zeros(16)
     if isinstance(law, Replay):
         for record in RECORDS:
-            due[np.dot(record, [8, 4, 2, 1])] += words.sum() / 3
+            expected[np.dot(record, [8, 4, 2, 1])] += observed.sum() / 3
     else:
         low, high = law.chances(4)  # type: ignore[attr-defined]
-        for word in itertools.product((0, 1), repeat=4):
-            p = [high[i] if i and word[i - 1] else low[i] for i in range(4)]
-            due[np.dot(word, [8, 4, 2, 1])] = words.sum() * np.prod([q if hit else 1 - q for q, hit in zip(p, word, strict=True)])
-    assert words[due == 0].sum() == 0
-    possible = due > 0
-    distance = float(((words - due)[possible] ** 2 / due[possible]).sum())
+        for pattern in itertools.product((0, 1), repeat=4):
+            p = [high[i] if i and pattern[i - 1] else low[i] for i in range(4)]
+            probability = np.prod([q if hit else 1 - q for q, hit in zip(p, pattern, strict=True)])
+            expected[np.dot(pattern, [8, 4, 2, 1])] = observed.sum() * probability
+    assert observed[expected == 0].sum() == 0
+    possible = expected > 0
+    distance = float(((observed - expected)[possible] ** 2 / expected[possible]).sum())
     assert distance < chi2.isf(FALSE_ALARMS, possible.sum() - 1)
 
 
-def test_a_higher_rate_only_turns_misses_into_matches() -> None:
-    def played(law: Law) -> NDArray[np.bool_]:
+def test_higher_rate_only_turns_misses_into_matches() -> None:
+    def sampled(law: Law) -> NDArray[np.bool_]:
         return np.concatenate([tile.copy() for tile in law.sample(random_streams.tiles(2, "match", 0, 70))])
 
-    low, high = played(Iid(0.4)), played(Iid(0.6))
+    low, high = sampled(Iid(0.4)), sampled(Iid(0.6))
     assert (low <= high).all()
     assert (low < high).any()
-    assert (played(ByPosition([0.6] * 70)) == high).all()
-    assert (played(Markov(0.6, 0.0)) == high).all()
+    assert (sampled(ByPosition([0.6] * 70)) == high).all()
+    assert (sampled(Markov(0.6, 0.0)) == high).all()
 
 
 @pytest.mark.parametrize(
@@ -174,12 +175,12 @@ def test_a_higher_rate_only_turns_misses_into_matches() -> None:
         (Replay, ([[2, 0]],), "records must hold true and false"),
     ],
 )
-def test_a_law_refuses_what_is_no_law(law: type, arguments: tuple[object, ...], message: str) -> None:
+def test_invalid_laws_are_refused(law: type, arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
         law(*arguments)
 
 
-def test_a_law_by_position_ends_where_its_rates_end() -> None:
+def test_laws_by_position_end_with_their_rates() -> None:
     law = ByPosition([0.1, 0.2])
     for ask in (law.mean, law.variance, law.chances, law.pmf):
         assert ask(2) is not None
@@ -196,8 +197,8 @@ def test_a_law_by_position_ends_where_its_rates_end() -> None:
         list(record.sample(random_streams.tiles(0, "match", 0, 33)))
 
 
-def test_the_most_negative_correlation_is_allowed() -> None:
-    """There a match follows no match, or no miss a miss; and no correlation is more negative."""
+def test_most_negative_correlation_is_allowed() -> None:
+    """At the bound a match never follows a match, or a miss never follows a miss; anything below is refused."""
     for p in np.arange(1, 1000) / 1000:
         bound = -min(p / (1 - p), (1 - p) / p)
         law = Markov(p, bound)

@@ -1,4 +1,4 @@
-"""Costs in seconds: every pass takes what its hardware says at its own width, context and batch, whatever is asked."""
+"""Costs in seconds: every pass takes the time of its hardware model at its width, context and batch."""
 
 from dataclasses import dataclass, replace
 
@@ -20,12 +20,12 @@ LLAMA, SMALL = preset("llama-2-13b"), preset("llama-68m")
 
 @dataclass(frozen=True)
 class Made:
-    """Hardware on which every argument shows in the time, and every part has an error of its own."""
+    """Hardware whose times depend on every argument, with a separate error for every part."""
 
     shape: Shape
     scale: float = 1.0
     dip: int = 0
-    """A width at which a pass takes less than over one token fewer."""
+    """A width at which a pass is faster than at the next smaller width."""
     off: float = 0.01
     tensor_parallel: int = 1
     provenance: str = "assumed"
@@ -57,7 +57,7 @@ def near(value):
     st.integers(0, 900), st.integers(0, 300), st.integers(1, 9), st.integers(1, 20), st.integers(1, 4), st.integers(0, 3),
     st.floats(1e-6, 1e3), st.integers(0, 9),
 )  # fmt: skip
-def test_every_pass_takes_what_its_hardware_says(prompt, at, batch, width, sequences, busy, scale, dip):
+def test_pass_takes_the_time_of_its_hardware(prompt, at, batch, width, sequences, busy, scale, dip):
     target, draft, medium = Made(LLAMA, scale, dip), Made(SMALL, scale), Made(LLAMA, scale * 0.3, off=0.02)
     cost = PassSeconds({"target": target, "draft": draft, "medium": medium}, prompt=prompt, batch=batch, busy=busy, middle=at)
     many, context = batch * sequences, prompt + at
@@ -83,8 +83,8 @@ def test_every_pass_takes_what_its_hardware_says(prompt, at, batch, width, seque
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 2), st.integers(1, 5), st.integers(0, 90))
-def test_a_pass_of_some_layers_takes_what_it_begins_with_once(first, last, heads, width, at):
-    """Its step and embedding where it begins; a head alone is a head; keys and values take their share of the layers."""
+def test_partial_pass_pays_step_and_embedding_only_at_layer_0(first, last, heads, width, at):
+    """Step and embedding occur at layer 0 only; an empty span is a head; keys and values take their share of the layers."""
     first, last, target = min(first, last), max(first, last), Made(LLAMA)
     cost = PassSeconds({"target": target}, prompt=7)
     shape = PassShape(LayerSpan(first, last), width=width, heads=heads)
@@ -106,8 +106,8 @@ def test_a_pass_of_some_layers_takes_what_it_begins_with_once(first, last, heads
 
 
 @given(st.integers(1, 4), st.integers(1, 5), st.lists(st.integers(0, 200), min_size=1, max_size=6))
-def test_times_broadcast_and_tables_say_the_same(width, sequences, positions):
-    """Single widths come from tables that grow, arrays are computed: both are the passes one by one."""
+def test_broadcast_times_equal_those_of_single_passes(width, sequences, positions):
+    """Integer widths come from growing tables, arrays are computed: both equal the times of single passes."""
     cost = PassSeconds({"target": Made(LLAMA), "draft": Made(SMALL)}, prompt=3)
     one_by_one = [float(cost.verify_times(width, at, sequences)) for at in positions]
     assert cost.verify_times(width, np.array(positions), sequences).tolist() == one_by_one
@@ -117,14 +117,14 @@ def test_times_broadcast_and_tables_say_the_same(width, sequences, positions):
     assert cost.draft_times(np.array(positions)).shape == (len(positions),)
 
 
-def test_others_of_a_continuous_batch_are_at_their_own_positions():
+def test_continuous_batch_reads_the_mean_context():
     cost = PassSeconds({"target": Made(LLAMA)}, prompt=100, batch=4, others_at=16.0)
     assert cost.context([0, 16, 32]).tolist() == [112, 116, 120]
     assert float(cost.plain_times(32)) == near(float(pass_time(Made(LLAMA), 1, 120, 4).seconds))
     assert replace(cost, others_at=None).context([0, 16, 32]).tolist() == [100, 116, 132]
 
 
-def test_a_ragged_pass_is_padded_to_its_longest_and_widest():
+def test_ragged_pass_is_padded_to_its_longest_and_widest():
     cost = PassSeconds({"target": Made(LLAMA)}, prompt=5)
     step = Forward("target", (0,) * 4, 2, LayerSpan(0, 40), heads=3, batch=Batch((0, 1), (9, 2), (1, 3), (1, 2)))
     layers, head = Made(LLAMA).layer(3, 14, 2), Made(LLAMA).head(4)
@@ -132,13 +132,13 @@ def test_a_ragged_pass_is_padded_to_its_longest_and_widest():
     assert cost.forward(step) == near(want)
 
 
-def test_nothing_is_certain_to_take_less_than_nothing():
+def test_times_are_never_negative():
     slow, fast = PassSeconds({"target": Made(LLAMA, off=2.0), "draft": Made(SMALL, off=2.0)}).with_ends()
     assert float(fast.draft_times()) == float(fast.verify_times(3)) == 0
     assert float(slow.verify_times(3)) > float(slow.plain_times()) == float(fast.plain_times()) > 0
 
 
-def test_starting_sub_processes_goes_by_their_number_or_its_logarithm():
+def test_dispatch_time_is_linear_or_logarithmic():
     linear = PassSeconds({"target": Made(LLAMA)}, dispatch=0.5, dispatch_per_process=0.25)
     assert linear.dispatching(3) == 1.25
     assert replace(linear, dispatch_law="tree").dispatching(3) == 1.0
@@ -152,7 +152,7 @@ def test_starting_sub_processes_goes_by_their_number_or_its_logarithm():
         ({"dispatch_law": "flat"}, "unknown dispatch_law 'flat'"),
     ],
 )  # fmt: skip
-def test_costs_say_what_they_refuse(more, message):
+def test_invalid_costs_are_refused(more, message):
     with pytest.raises(ParameterError, match=message):
         PassSeconds({"target": Made(LLAMA)}, **more)
 
@@ -161,5 +161,5 @@ def test_passes_of_models_without_hardware_are_refused():
     cost = PassSeconds({"target": Made(LLAMA)})
     with pytest.raises(ParameterError, match=r"cost_ratio is required: the time of a pass of the draft model"):
         cost.draft_times()
-    with pytest.raises(ParameterError, match="layers of the target must be 40, as its profile has, got at least 41"):
+    with pytest.raises(ParameterError, match="layers of the target must be 40, as in its profile, got at least 41"):
         cost.times(PassShape(LayerSpan(0, 41)))

@@ -1,4 +1,4 @@
-"""Passes over sequences of unequal positions and widths are, without tensors, the union of the passes of each sequence."""
+"""Ragged batches: a pass over sequences of unequal positions and widths equals the union of single-sequence passes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,7 @@ SPANS = (WHOLE, LayerSpan(0, 2), LayerSpan(0, LAYERS, ((1, 3),)), LayerSpan(0, L
 
 @dataclass
 class ByBatch(StepCosts):
-    """Costs that tell sequences from tokens: 10 for each sequence and one for each token of the widest."""
+    """Costs that distinguish sequences from tokens: 10 per sequence plus 1 per token of the widest."""
 
     layers: int = LAYERS
 
@@ -72,7 +72,7 @@ def accepted(cache: Cache, step: Forward) -> bool:
 
 @given(batches(), st.sampled_from(SPANS), st.booleans())
 @settings(max_examples=examples(60))
-def test_a_pass_is_its_parts_one_after_another(batch: Batch, layers: LayerSpan, compared: bool) -> None:
+def test_parts_of_a_batched_pass_concatenate_to_it(batch: Batch, layers: LayerSpan, compared: bool) -> None:
     step = step_of(batch, layers, compared=compared * sum(batch.widths))
     own = parts(step)
     assert step.tokens == tuple(token for each in own for token in each.tokens)
@@ -88,13 +88,13 @@ def test_a_pass_is_its_parts_one_after_another(batch: Batch, layers: LayerSpan, 
 
 @given(st.lists(st.tuples(batches(), st.sampled_from(SPANS[:3]), st.booleans()), min_size=1, max_size=4), st.integers(0, 6))
 @settings(max_examples=examples(80))
-def test_caches_hold_what_those_of_each_sequence_alone_hold(given_: list[tuple[Batch, LayerSpan, bool]], read: int) -> None:
-    """A pass is refused if that of any of its sequences is, and all of it: so are the rows of the others as they were."""
+def test_batched_cache_equals_caches_of_single_sequences(steps_given: list[tuple[Batch, LayerSpan, bool]], read: int) -> None:
+    """A batched pass is refused as a whole if any of its parts is; the rows of the other sequences then stay unchanged."""
     prompt = Forward("target", (0,) * read, 0, WHOLE)
     together = Cache()
     together.write(prompt)
     alone: dict[int, Cache] = {}
-    for batch, layers, kv_only in given_:
+    for batch, layers, kv_only in steps_given:
         step = step_of(batch, layers._replace(kv_only=kv_only))
         for number in batch.sequences:
             if number not in alone:
@@ -112,10 +112,10 @@ def test_caches_hold_what_those_of_each_sequence_alone_hold(given_: list[tuple[B
 
 @given(st.lists(st.tuples(batches(), st.sampled_from(SPANS)), min_size=1, max_size=4))
 @settings(max_examples=examples(60))
-def test_an_account_is_that_of_each_sequence_but_for_weights_and_padding(given_: list[tuple[Batch, LayerSpan]]) -> None:
+def test_batched_account_differs_only_in_weights_and_padding(steps_given: list[tuple[Batch, LayerSpan]]) -> None:
     together, alone = Account(), Account()
     runs = padded = 0
-    for batch, layers in given_:
+    for batch, layers in steps_given:
         step = step_of(batch, layers)
         together.add(step)
         for one in parts(step):
@@ -127,12 +127,12 @@ def test_an_account_is_that_of_each_sequence_but_for_weights_and_padding(given_:
         each.layer_passes, each.attended, each.filled, each.heads
     )  # fmt: skip
     assert found.rows_read == each.rows_read + padded
-    assert (found.passes, found.layer_runs) == (len(given_), runs)  # weights are read once for all of them
+    assert (found.passes, found.layer_runs) == (len(steps_given), runs)  # weights are read once per batched pass
 
 
 @given(batches(), st.lists(st.integers(0, 3), min_size=30, max_size=30))
 @settings(max_examples=examples(60))
-def test_what_is_read_of_a_sequence_is_what_is_read_of_it_alone(batch: Batch, survivors: list[int]) -> None:
+def test_reads_of_a_sequence_do_not_depend_on_the_batch(batch: Batch, survivors: list[int]) -> None:
     def world(number: int) -> World:
         return World(1, LAYERS, drafts={"draft": DraftOutcomes("target", np.roll(survivors, number).tolist())})
 
@@ -153,13 +153,13 @@ def test_what_is_read_of_a_sequence_is_what_is_read_of_it_alone(batch: Batch, su
                 offset += 1
 
 
-# --- what they take ---
+# --- Times ---
 
 
 @given(batches())
 @settings(max_examples=examples(40))
-def test_a_pass_takes_what_its_tokens_do_in_layer_times(batch: Batch) -> None:
-    """By all its tokens together, whichever sequence they are of; or by the number of its sequences and the widest."""
+def test_layer_times_of_a_pass_depend_on_its_tokens_or_its_padded_shape(batch: Batch) -> None:
+    """By the total number of tokens with a width curve; by sequences and widest sequence with other costs."""
     step, size = step_of(batch), len(batch.sequences)
     curve = UnitCost(LAYERS, final_head=0.25, verify_cost=tuple((width, 1 + width / 8) for width in range(1, 21)))
     flat = Forward("target", step.tokens, 0, WHOLE, heads=step.heads)
@@ -171,7 +171,7 @@ def test_a_pass_takes_what_its_tokens_do_in_layer_times(batch: Batch) -> None:
 
 @given(batches(furthest=40))
 @settings(max_examples=examples(40))
-def test_a_pass_takes_what_one_padded_to_its_widest_and_longest_takes_in_seconds(batch: Batch) -> None:
+def test_seconds_of_a_pass_are_those_of_the_padded_batch(batch: Batch) -> None:
     seen: list[tuple[int, int]] = []
 
     class Noting(UniformLayers):
@@ -186,7 +186,7 @@ def test_a_pass_takes_what_one_padded_to_its_widest_and_longest_takes_in_seconds
 
 
 def ragged(widths: list[tuple[int, ...]]) -> Steps:
-    """Sequences that read as many tokens as they are told, and commit one each time."""
+    """Sequences that pass the given numbers of tokens and commit one token per pass."""
     held = [0] * max(map(len, widths))
     for each in widths:
         batch = Batch(tuple(range(len(each))), tuple(held[: len(each)]), each, (1,) * len(each))
@@ -216,14 +216,14 @@ def test_simulator_and_counter_make_the_same_passes(widths: list[tuple[int, ...]
         held[: len(each)] += each
         for number in range(len(each)):
             want.setdefault(number, []).append(int(held[number]))
-    assert counted.sequences == want  # the true token of a position is the position
+    assert counted.sequences == want  # the correct token at a position equals the position
     assert [(row.width, row.depth >= max(each)) for row, each in zip(run.intervals, widths, strict=True)] == [
         (sum(each), True) for each in widths
     ]
 
 
-def test_passes_of_one_kind_whose_widths_differ_have_each_its_price() -> None:
-    """As many tokens of as many sequences: the engine, which asks for the price of a kind once, must not mix them up."""
+def test_passes_of_one_kind_with_different_widths_are_priced_separately() -> None:
+    """Equal totals of tokens and sequences: the engine, which caches prices, must not mix them up."""
     one, other = (Batch((0, 1), (0, 0), widths, (0, 0)) for widths in ((2, 2), (3, 1)))
     assert kind_of(step_of(one)) == kind_of(step_of(other))
 

@@ -481,8 +481,9 @@ def test_real_acceptances_are_dependent() -> None:
 
 
 @pytest.mark.skipif(not FILES, reason="no acceptance logs: DECODESIM_DATA names the folder that holds acceptance/*.jsonl")
-def test_readme_quotes_the_errors_of_its_log() -> None:
-    said = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").partition("* Acceptance is not independent.")[2]
+def test_guide_quotes_the_errors_of_its_log() -> None:
+    page = Path(__file__).parents[2] / "notebooks" / "validation.md"
+    said = page.read_text(encoding="utf-8").partition("* Acceptance is not independent.")[2]
     [file] = [each for each in FILES if "gsm8k" in each.name]
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     heads = said.partition("of an n-gram drafter by")

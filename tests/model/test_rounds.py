@@ -241,7 +241,7 @@ def test_round_prices_by_hand() -> None:
     assert np.isnan(operations[1:]).all()
     assert round_prices(replace(cost, operations_ratio=0.25), 2).operations.tolist() == [1.0, 2.25, 3.5]
     assert [len(prices) for prices in round_prices(UnitCost(1, cost_ratio=0.0), 0)] == [1, 1, 1]
-    with refused("cost_ratio is required: the time of a pass of the draft model over one of the target"):
+    with refused("cost_ratio is required: the time of a pass of the draft model relative to the target"):
         round_prices(UnitCost(10), 1)
 
 

@@ -103,9 +103,9 @@ def test_a_faster_batch_after_a_slower_one_is_not_reached() -> None:
 
 
 def test_unmeasured_sizes_are_refused() -> None:
-    with pytest.raises(ParameterError, match="width must be between 1 and 9, what was measured, got 10"):
+    with pytest.raises(ParameterError, match="width must be between 1 and 9, the measured range, got 10"):
         batched_speedup(0.8, 9, TARGET, DRAFT, 1, 0)
-    with pytest.raises(ParameterError, match="batch must be between 1 and 64, what was measured, got 65"):
+    with pytest.raises(ParameterError, match="batch must be between 1 and 64, the measured range, got 65"):
         batched_speedup(0.8, 3, TARGET, DRAFT, 65, 0)
     for length in (-1, 1.5):
         with pytest.raises(ParameterError, match=f"draft_length must be .*, got {length}"):

@@ -1,4 +1,4 @@
-"""Measured runs that cannot be: one line with row and column when they are loaded, whatever is wrong with them."""
+"""Impossible measured runs: loading them gives one line with the row and the column."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.comparisons import decoded, profiles, runs_of
 
 @functools.lru_cache(maxsize=1)
 def honest() -> measured_runs.MeasuredRuns:
-    """A plain decoding, one that drafts and one over two units, three repeats each."""
+    """A plain decoding, one with drafts and one over two units, three repeats each."""
     made = [
         decoded("autoregressive", 6, {}), decoded("speculative", 6, {"acceptance_rate": 0.7}, draft_length=2),
         decoded("ppd", 6, {"match_rate": 0.6}, exit_layer=8, candidates=1),
@@ -32,7 +32,7 @@ def honest() -> measured_runs.MeasuredRuns:
 
 
 def put(folder: Path, about: Callable[[dict[str, Any]], dict[str, Any]] | None = None, table: pl.DataFrame | None = None) -> Path:
-    """The honest runs with something changed, and the profiles beside them; checksums are right."""
+    """The valid runs with one change, saved with their profiles; checksums are correct."""
     found = honest()
     named = {role: profile_files.save(each, folder).name for role, each in profiles(head=2e-3, wake=1e-3, scheduling=1e-4).items()}
     own = measured_runs.MeasuredRuns(
@@ -57,7 +57,7 @@ def refused(path: Path) -> str:
     return line
 
 
-def test_the_honest_runs_are_compared(tmp_path: Path) -> None:
+def test_valid_runs_are_compared(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["compare", str(put(tmp_path)), "--json"])
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.stdout)["files"][0]["runs"]) == 3
@@ -76,7 +76,7 @@ IMPOSSIBLE = [
     ((4, "seconds", -1.0), "row 5, column seconds: must be above 0, got -1.0"),
     ((4, "seconds", 0.0), "row 5, column seconds"),
     ((4, "seconds", math.inf), "row 5, column seconds"),
-    ((4, "seconds", None), "row 5, column seconds: must be a finite number, got nothing"),
+    ((4, "seconds", None), "row 5, column seconds: must be a finite number, got null"),
     ((7, "seconds", lambda held: held / 3), "row 8, column s"),
     ((1, "read_s", -1e-3), "row 2, column read_s: must be at least 0, got -0.001"),
     ((1, "waited", -1.0), "row 2, column waited: must be between 0 and 1, got -1.0"),
@@ -94,8 +94,8 @@ IMPOSSIBLE = [
     ((3, "pass_s", [0.0, -0.1, 0.0]), "row 4, column pass_s: must be at least 0, got -0.1"),
     ((3, "pass_s", [0.0, math.nan, 0.0]), "row 4, column pass_s"),
     ((3, "pass_s", [9.0, 0.0, 0.0]), "row 4, column pass_s: must be with read_s at most the run's seconds, got 9."),
-    ((3, "pass_s", [0.0, None, 0.0]), "row 4, column pass_s: must be lists of numbers, got one that is not there"),
-    ((3, "commit_s", None), "row 4, column commit_s: must be a list, got nothing"),
+    ((3, "pass_s", [0.0, None, 0.0]), "row 4, column pass_s: must be lists of numbers, got a list with null"),
+    ((3, "commit_s", None), "row 4, column commit_s: must be a list, got null"),
     ((3, "commit_s", []), "row 4, column commit_s: must be as many times as the decoding has commits, got 0"),
     ((0, "commit_s", lambda held: held[:-1]), "row 1, column commit_s: must be as many times"),
     ((0, "commit_s", lambda held: [-1.0, *held[1:]]), "row 1, column commit_s: must be at least 0, got -1.0"),
@@ -112,13 +112,13 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize("number", range(len(IMPOSSIBLE)))
-def test_a_measurement_that_cannot_be_is_refused_by_row_and_column(number: int, tmp_path: Path) -> None:
+def test_impossible_measurement_is_refused_by_row_and_column(number: int, tmp_path: Path) -> None:
     change, words = IMPOSSIBLE[number]
     said = refused(put(tmp_path, table=cell(*change)))
     assert f"own.json: {words}" in said
 
 
-def test_rows_that_are_there_twice_and_tables_of_another_kind_are_refused(tmp_path: Path) -> None:
+def test_duplicate_rows_and_other_tables_are_refused(tmp_path: Path) -> None:
     table = honest().table
     doubled = pl.concat([table, table])
     assert "row 10, column repeat: decoding 0 was timed for repeat 0 in row 1 already" in refused(put(tmp_path, table=doubled))
@@ -126,7 +126,7 @@ def test_rows_that_are_there_twice_and_tables_of_another_kind_are_refused(tmp_pa
         words = table.with_columns(pl.Series(name, ["x"] * table.height))
         assert f"column {name} must hold" in refused(put(tmp_path, table=words))
     nothing = table.with_columns(pl.Series("units", [None] * table.height))
-    assert "row 1, column units: must be a whole number, got nothing" in refused(put(tmp_path, table=nothing))
+    assert "row 1, column units: must be a whole number, got null" in refused(put(tmp_path, table=nothing))
     assert "at least one row" in refused(put(tmp_path, table=table.clear()))
 
 
@@ -134,8 +134,8 @@ OTHERWISE: tuple[Any, ...] = (None, 3, "x", [], ["x"], {"x": 3}, True, [None], {
 
 
 @pytest.mark.parametrize("key", [*measured_runs.RunsDescription.__annotations__])
-def test_whatever_is_said_of_runs_is_taken_or_refused_in_a_line(key: str, tmp_path: Path) -> None:
-    """Every key with a value of every kind: numbers come out, or one line does."""
+def test_any_value_is_accepted_or_refused_in_one_line(key: str, tmp_path: Path) -> None:
+    """Every key with a value of every type gives numbers, or one line of error."""
     path = put(tmp_path)
     said = json.loads(path.read_text())
     for value in OTHERWISE:
@@ -149,7 +149,7 @@ def test_whatever_is_said_of_runs_is_taken_or_refused_in_a_line(key: str, tmp_pa
         assert f"about.{key} is missing" in refused(without)
 
 
-def test_a_file_imports_nothing(tmp_path: Path) -> None:
+def test_file_imports_no_code(tmp_path: Path) -> None:
     path = put(tmp_path)
     reads = tmp_path / "own.reads.json"
     said = json.loads(reads.read_text())
