@@ -69,8 +69,14 @@ class Parameters(DraftModel):
         which `gradient` uses, has no width). Left out: the scenario's values.
     confidence_threshold
         For `confidence`: a draft ends with the first token whose probability in the draft model is below this.
-    sampled, placement, draft_layers
-        As in speculative decoding.
+    sampled
+        Sample tokens instead of greedy decoding.
+    placement
+        `colocated`: draft and target share a unit; `separate`: each has its own unit.
+    draft_layers
+        Layers of the draft model. Its time is set by the scenario's `cost_ratio`, not by its depth.
+    sequences, batching
+        Sequences of a full batch; several need batching = 'lockstep'.
     """
 
     layers: int

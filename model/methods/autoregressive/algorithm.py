@@ -22,7 +22,9 @@ class Parameters(MethodParameters):
     sampled
         Sample tokens instead of greedy decoding.
     sequences
-        Sequences of a full batch; the time is the same for every value of `batching`.
+        Sequences of a full batch.
+    batching
+        `continuous`, `static` or `lockstep`; the time is the same for all of them.
     """
 
     layers: int

@@ -58,6 +58,8 @@ class Parameters(MethodParameters):
         needs `batched`.
     draft_layers
         Layers of the draft model. Its time is set by the scenario's `cost_ratio`, not by its depth.
+    sequences, batching
+        Sequences of a full batch; several need batching = 'lockstep'.
     """
 
     layers: int

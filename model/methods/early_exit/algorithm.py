@@ -56,6 +56,8 @@ class Parameters(batching.StaticBatching):
         One exit layer for all tokens, without checks.
     sequences
         Sequences of a full batch.
+    batching
+        `static` or `lockstep` with several sequences.
     lengths
         Tokens of each sequence of static batches, if they differ; the largest equals the scenario's `tokens`.
     """

@@ -59,6 +59,8 @@ class Parameters(batching.StaticBatching):
         Exponent of the schedule; 1 is linear.
     sequences
         Sequences of a full batch.
+    batching
+        `static` or `lockstep` with several sequences.
     lengths
         Tokens of each sequence of static batches, in their order, if they differ; the largest equals the scenario's `tokens` and is
         at most sequence_length - prompt.

@@ -47,7 +47,9 @@ class Parameters(batching.StaticBatching, DraftModel):
     draft_layers
         Layers of the draft model. Its time is set by the scenario's `cost_ratio`, not by its depth.
     sequences
-        Sequences of a full batch, by default in continuous batching.
+        Sequences of a full batch.
+    batching
+        `continuous`, `static` or `lockstep`.
     lengths
         Tokens of each sequence of static batches, if they differ; the largest equals the scenario's `tokens`.
     """
