@@ -133,7 +133,7 @@ def _columns_of_times(path: Path) -> list[str]:
     found = _stored(path, {"point": int, "view": str})
     known = [name for name in ("latency_layers", "latency_s") if name in found.columns and found[name].count()]
     complete = [name for name in known if not found[name].null_count()]
-    return complete[:1] or known or ["latency_layers"]
+    return [*(complete[:1] or known or ["latency_layers"])]
 
 
 MOST_ROWS = 1_000_000

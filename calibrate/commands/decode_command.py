@@ -277,14 +277,14 @@ class _Run:
         """Decode a prompt, and also by plain decoding if wanted."""
         from calibrate.decode import real_decoding
         from calibrate.decode.decode_report import Result
-        from calibrate.interpreters.in_one_process import Luck
+        from calibrate.interpreters.in_one_process import RandomDraws
         from calibrate.loading import load_models
         from model.methods import registry
 
         load_models.read_source(self.models, begun.source)
-        stop, luck = self.target.decoder.ends, Luck(self.seed, number)
+        stop, random_draws = self.target.decoder.ends, RandomDraws(self.seed, number)
         own = real_decoding.decode(
-            self.method, self.decoders, begun.prompt, self.tokens, self.settings, sampling=self.sampling, luck=luck, stop=stop,
+            self.method, self.decoders, begun.prompt, self.tokens, self.settings, sampling=self.sampling, random_draws=random_draws, stop=stop,
             log=self.log, pool=self.pool,
         )  # fmt: skip
         plainly = None
@@ -292,7 +292,7 @@ class _Run:
             plainly = real_decoding.decode(
                 registry.PLAIN, {"target": self.target.decoder}, begun.prompt, self.tokens,
                 {"sampled": self.sampling is not None},
-                sampling=self.sampling, luck=Luck(self.seed, number), stop=own.stop, pool=self.pool,
+                sampling=self.sampling, random_draws=RandomDraws(self.seed, number), stop=own.stop, pool=self.pool,
             )  # fmt: skip
         pieces = load_models.pieces(self.target.tokenizer, begun.prompt, own.tokens)
         if isinstance(prompt, str):

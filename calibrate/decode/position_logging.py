@@ -19,7 +19,7 @@ import numpy as np
 from calibrate.decode import real_decoding
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.family import model_directory
-from calibrate.interpreters.in_one_process import Luck, Sampling, drawn
+from calibrate.interpreters.in_one_process import RandomDraws, Sampling, drawn
 from model.base import checks, json_and_parquet, strict_json
 from model.base.checks import ParameterError
 from model.logs.position_log import DRAFT, TARGET, PositionLog, save
@@ -171,7 +171,7 @@ def _written(
     sequences = [list(prompt) for prompt in prompts.values()]
     layers, numbers = LayerSpan(0, target.layers), tuple(range(len(prompts)))
     (width,) = {len(sequence) for sequence in sequences}
-    lucks = [Luck(seed, number) for number in prompts]
+    lucks = [RandomDraws(seed, number) for number in prompts]
     rows = target.rows()
     if width > 1:
         tokens_before = tuple(token for sequence in sequences for token in sequence[:-1])
@@ -187,7 +187,7 @@ def _written(
             last = tuple(logits.argmax(dim=-1).tolist())
         else:
             scores = logits.double().cpu().numpy()
-            draws = [luck.draw("target: sample", at + 1) for luck in lucks]
+            draws = [random_draws.draw("target: sample", at + 1) for random_draws in lucks]
             last = tuple(drawn(sampling.law(row), draw) for row, draw in zip(scores, draws, strict=True))
         for sequence, token in zip(sequences, last, strict=True):
             sequence.append(token)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.devices.device_failures import failure_of
-from calibrate.interpreters.in_one_process import Luck, Real, RunTimes, Sampling
+from calibrate.interpreters.in_one_process import RandomDraws, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu import cuda_graphs
 from model.base import checks, table_records
 from model.base.checks import ParameterError
@@ -35,7 +35,7 @@ DEPTHS = MappingProxyType({"target": "layers", "draft": "draft_layers", "medium"
 
 def decode(
     method: str, models: Mapping[str, Decoder], prompt: Sequence[int], tokens: int, settings: Mapping[str, Any] | None = None, *,
-    sampling: Sampling | None = None, luck: Luck | None = None, stop: Collection[int] = (), log: bool = False,
+    sampling: Sampling | None = None, random_draws: RandomDraws | None = None, stop: Collection[int] = (), log: bool = False,
     answers: Answers | None = None, times: RunTimes | None = None, pool: Pool | ModelProcesses | None = None,
     lanes: Lanes | None = None, spans: list[dict[str, Any]] | None = None,
 ) -> Decoding:
@@ -49,7 +49,7 @@ def decode(
         Decoders by role: the target and the other models of the method.
     settings
         Parameters of the method. Depths are read from the models.
-    sampling, luck
+    sampling, random_draws
         Distribution of sampled tokens, and the seeded random draws. Greedy without `sampling`.
     log
         Keep every read with its answer.
@@ -82,7 +82,7 @@ def decode(
     whole = parameters.outputs_of(tokens)
     reads: list[Answered] = []
     more_of: dict[str, Any] = {"log": reads if log else None, "answers": answers, "times": times}
-    more_of |= {"sampling": sampling, "luck": luck}
+    more_of |= {"sampling": sampling, "random_draws": random_draws}
     real: Any
     over = lanes if pool is None else pool
     real = Real(models, **more_of) if over is None else _over(over, parameters, more_of | {"record": spans is not None})

@@ -81,7 +81,7 @@ def drawn(law: Floats, uniform: float) -> int:
     return min(int(np.searchsorted(reached, uniform * reached[-1], side="right")), int(np.flatnonzero(law)[-1]))
 
 
-class Luck:
+class RandomDraws:
     """Random draws by purpose and position: a separate stream per purpose, keyed by seed and replication.
 
     Repeated draws at a position, after a draft was rejected there, give new numbers.
@@ -266,7 +266,7 @@ class Real(Interpreter):
         Models by role: target, draft, medium.
     sampling
         Distribution of sampled tokens. Default: that of the models.
-    luck
+    random_draws
         Random draws.
     log
         List that receives every read with its answer.
@@ -277,7 +277,7 @@ class Real(Interpreter):
     """
 
     def __init__(
-        self, decoders: Mapping[str, Decoder], *, sampling: Sampling | None = None, luck: Luck | None = None,
+        self, decoders: Mapping[str, Decoder], *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None,
         log: list[Answered] | None = None, answers: Answers | None = None, times: RunTimes | None = None,
     ) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class Real(Interpreter):
             raise ParameterError(f"models must have the same vocabulary, got {listed} tokens; use a draft with the same tokenizer")
         self.decoders = decoders
         self.sampling = Sampling() if sampling is None else sampling
-        self.luck = Luck() if luck is None else luck
+        self.random_draws = RandomDraws() if random_draws is None else random_draws
         self.log = log
         self.between: Callable[[int], None] | None = None
         """Called before each layer of a pass, with the layer's index."""
@@ -413,7 +413,7 @@ class Real(Interpreter):
         return drawn(law, self._luck(purpose, output, offset))
 
     def _luck(self, purpose: str, output: PassOutput, offset: int) -> float:
-        return self.luck.draw(purpose, output.positions[offset] + 1, output.step.sequence_of(offset))
+        return self.random_draws.draw(purpose, output.positions[offset] + 1, output.step.sequence_of(offset))
 
 
 def _alike(output: PassOutput, offset: int) -> float:

@@ -22,7 +22,7 @@ import numpy as np
 from calibrate.decode import real_decoding
 from calibrate.decoders.transformers_adapter import Decoder
 from calibrate.devices import machine
-from calibrate.interpreters.in_one_process import Luck, RunTimes
+from calibrate.interpreters.in_one_process import RandomDraws, RunTimes
 from calibrate.untested_on_gpu import cuda_graphs
 from model.architectures import transformer
 from model.base import bounded_files, checks, strict_json, typed_values
@@ -170,7 +170,7 @@ def decode(
         parameters = _parameters(each, used, tokens)
         world = forced_outcomes.world(parameters, len(prompt), tokens, each.rates, seed=seed, replication=each.replication)
         more["answers"] = world
-    return real_decoding.decode(each.method, used, prompt, tokens, each.settings, luck=Luck(seed, each.replication), **more)
+    return real_decoding.decode(each.method, used, prompt, tokens, each.settings, random_draws=RandomDraws(seed, each.replication), **more)
 
 
 def timed(

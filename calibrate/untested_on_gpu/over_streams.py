@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrate.decoders.transformers_adapter import Decoder
-from calibrate.interpreters.in_one_process import Luck, PassOutput, ProcessState, Real, RunTimes, Sampling
+from calibrate.interpreters.in_one_process import PassOutput, ProcessState, RandomDraws, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu.cuda_graphs import mode_of
 from model.base import checks
 from model.base.checks import ParameterError
@@ -213,7 +213,7 @@ class Streams(Real):
     ----------
     lanes
         The streams. Each live process has one; a sub-process without a requested unit takes the first free one.
-    sampling, luck, log, answers, times
+    sampling, random_draws, log, answers, times
         See `Real`; passes are only launched, and their times are those of the launch.
     record
         Whether to record `spans`: events on the device's clock. Timed events take time.
@@ -222,10 +222,10 @@ class Streams(Real):
     """
 
     def __init__(
-        self, lanes: Lanes, *, sampling: Sampling | None = None, luck: Luck | None = None, log: list[Answered] | None = None,
+        self, lanes: Lanes, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None, log: list[Answered] | None = None,
         answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__({ROLE: lanes.decoder}, sampling=sampling, luck=luck, log=log, answers=answers, times=times)
+        super().__init__({ROLE: lanes.decoder}, sampling=sampling, random_draws=random_draws, log=log, answers=answers, times=times)
         cuda = lanes.cuda
         self.recording = record
         streams = [cuda.current_stream(lanes.decoder.device), *lanes.others]

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from calibrate.interpreters.in_one_process import Luck, PassOutput, Real, RunTimes, Sampling
+from calibrate.interpreters.in_one_process import PassOutput, RandomDraws, Real, RunTimes, Sampling
 from calibrate.loading.replicas import Replica
 from calibrate.workers.worker_pool import PATIENCE, STARTING, ProcessError, context_of_workers
 from model.base import checks
@@ -225,7 +225,7 @@ class OverModels(Real):
     ----------
     models
         The processes: see `started`.
-    sampling, luck, log, answers, times
+    sampling, random_draws, log, answers, times
         See `Real`; the times of passes are those of the workers.
     record
         Whether to keep `spans`: the recorded passes, in the order of their ends.
@@ -234,11 +234,11 @@ class OverModels(Real):
     """
 
     def __init__(
-        self, models: ModelProcesses, *, sampling: Sampling | None = None, luck: Luck | None = None,
+        self, models: ModelProcesses, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None,
         log: list[Answered] | None = None, answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
         distant: Any = models.models  # `Real` makes no pass here, and reads only the sizes of its decoders
-        super().__init__(distant, sampling=sampling, luck=luck, log=log, answers=answers, times=times)
+        super().__init__(distant, sampling=sampling, random_draws=random_draws, log=log, answers=answers, times=times)
         self.models, self.recording = models, record
         self.outputs: list[_DistantOutput] = []
         self.begun = self.seconds = 0.0

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrate.decoders.transformers_adapter import Decoder
-from calibrate.interpreters.in_one_process import Luck, PassOutput, Real, RunTimes, Sampling
+from calibrate.interpreters.in_one_process import PassOutput, RandomDraws, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.workers.worker_loop import DONE, MADE, STATUS, STOPPED, Command, MissingRows, believed_of
 from calibrate.workers.worker_pool import Flight, Pool, ProcessError, started
@@ -94,7 +94,7 @@ class Parallel(Real):
     ----------
     pool
         The processes: see `started`.
-    sampling, luck, log, answers, times
+    sampling, random_draws, log, answers, times
         See `Real`; `times` has no passes, because they run concurrently: see `spans`.
     record
         Whether to keep `spans`: the recorded events. It takes 1 % of the time of the family's target.
@@ -104,10 +104,10 @@ class Parallel(Real):
     """
 
     def __init__(
-        self, pool: Pool, *, sampling: Sampling | None = None, luck: Luck | None = None, log: list[Answered] | None = None,
+        self, pool: Pool, *, sampling: Sampling | None = None, random_draws: RandomDraws | None = None, log: list[Answered] | None = None,
         answers: Answers | None = None, times: RunTimes | None = None, record: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__({ROLE: pool.decoder}, sampling=sampling, luck=luck, log=log, answers=answers, times=times)
+        super().__init__({ROLE: pool.decoder}, sampling=sampling, random_draws=random_draws, log=log, answers=answers, times=times)
         self.pool = pool
         self.recording = record
         self.rows: list[tuple[Span, _UnitProcess | None]] = []

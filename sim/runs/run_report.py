@@ -292,7 +292,8 @@ def notes(table: pl.LazyFrame, tables: Mapping[str, Any]) -> list[str]:
     if "paths_difference" in names and _one(table, pl.col("paths_difference").count()):
         runs = int(_one(table, pl.col("replications").filter(pl.col("paths_difference").is_not_null()).sum()))
         worst = float(_one(table, pl.col("paths_difference").max()))
-        agree = "are equal to the last bit" if worst == 0 else f"differ by at most {worst:.2g}{' s' if 'seconds_error' in names else ' layer-times'}"
+        unit = "s" if "seconds_error" in names else "layer-times"
+        agree = "are equal to the last bit" if worst == 0 else f"differ by at most {worst:.2g} {unit}"
         lines.append(f"events and paths {agree} on all {runs:,} decodings that both simulated")
     return lines + _of_waiting(table, names)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from calibrate.decoders.kv_rows import KvRows, LayerRows, RowsMade, Spots, joined
 from calibrate.decoders.transformers_adapter import Decoder
-from calibrate.interpreters.in_one_process import Luck, PassOutput, Real
+from calibrate.interpreters.in_one_process import PassOutput, RandomDraws, Real
 from model.base.checks import ParameterError
 from model.methods.speculative import algorithm as speculative
 from model.methods.speculative.algorithm import Parameters
@@ -79,9 +79,9 @@ def test_a_shared_prompt_is_read_once() -> None:
 @pytest.mark.parametrize("kind", ["llama", "opt"])
 def test_sampled_sequences_use_the_same_draws_in_any_batch(kind: str) -> None:
     decoders = real_models.decoders(kind, "draft", same=True)
-    alone, two, all_ = (written(decoders, choice(batch, sampled=True), luck=Luck(7)) for batch in (1, 2, 5))
+    alone, two, all_ = (written(decoders, choice(batch, sampled=True), random_draws=RandomDraws(7)) for batch in (1, 2, 5))
     assert alone == two == all_
-    assert alone != written(decoders, choice(1, sampled=True), luck=Luck(8))
+    assert alone != written(decoders, choice(1, sampled=True), random_draws=RandomDraws(8))
 
 
 @pytest.mark.parametrize("kind", KINDS)

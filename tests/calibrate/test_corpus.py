@@ -74,7 +74,7 @@ def test_folder_holds_out_whole_files_stably(tmp_path: Path) -> None:
 
 
 def by_hand(texts: dict[str, str]) -> str:
-    """Return the checksum of texts: path, length and text of each, sorted by path."""
+    """Return the checksum of files: path, length and text of each, sorted by path."""
     return hashlib.sha256("".join(f"{path}\0{len(text)}\0{text}" for path, text in sorted(texts.items())).encode()).hexdigest()
 
 
@@ -89,7 +89,7 @@ def test_cut_is_exact_and_named() -> None:
         assert found.about()["characters"] == sum(map(len, first.values()))
 
 
-def test_own_texts_are_held_out_by_their_names(tmp_path: Path) -> None:
+def test_own_files_are_held_out_by_name(tmp_path: Path) -> None:
     """At least the last line of a file; of a folder the names with the smallest sha256, without hidden paths."""
     folder = tmp_path / "mine"
     texts = {f"deep/{number}.rst": f"text {number}\n" for number in range(27)} | {"a.md": "a", "b.py": "ü", "c.txt": "c"}

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrate.interpreters.in_one_process import Luck, Real
+from calibrate.interpreters.in_one_process import RandomDraws, Real
 from calibrate.untested_on_gpu import cuda_graphs
 from calibrate.untested_on_gpu.cuda_graphs import WIDEST, Graphs
 from model.base.checks import ParameterError
@@ -88,7 +88,7 @@ def looked(decoders: Any, choice: tuple[Any, Any], prompt: list[int], tokens: in
     """Decode with as many roles as there are; return the recorded reads."""
     module, parameters = choice
     own = {name: more.pop(name) for name in ("answers",) if name in more}
-    real = Looking(decoders, luck=Luck(3), **own)
+    real = Looking(decoders, random_draws=RandomDraws(3), **own)
     real.run(module.decode(parameters, prompt, tokens, **more), parameters.outputs_of(tokens) if more or own else tokens)
     return real
 

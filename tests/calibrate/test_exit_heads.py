@@ -364,7 +364,7 @@ def test_heads_command_trains_heads(folder: Path, tmp_path: Path) -> None:
     [
         ("--settings papers", "unknown settings 'papers'; did you mean paper?"),
         ("--layers 3", "layer must be between 1 and layers-1=2, got 3"),
-        ("--labels texts", "unknown labels 'texts'; did you mean text?"),
+        ("--labels textual", "unknown labels 'textual'; did you mean text?"),
         ("--layers 1,b", "layers must be comma-separated whole numbers"),
         ("--rate -1", "rate must be at least 0, got -1"),
         ("--seed 99999999999999999999", "seed must be between 0 and 9223372036854775807, got 99999999999999999999"),

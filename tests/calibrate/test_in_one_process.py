@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calibrate.decoders.kv_rows import joined
-from calibrate.interpreters.in_one_process import Answered, Luck, Real, Sampling, softmax
+from calibrate.interpreters.in_one_process import Answered, RandomDraws, Real, Sampling, softmax
 from model.base.checks import ParameterError
 from model.interpret.interpreter import CountedWork
 from model.logs import forced_outcomes
@@ -94,7 +94,7 @@ def run(
     **more: Any,
 ) -> CountedWork:
     """Decode on tiny models of an architecture."""
-    random = {name: more.pop(name) for name in ("sampling", "luck") if name in more}
+    random = {name: more.pop(name) for name in ("sampling", "random_draws") if name in more}
     decoders = real_models.decoders(kind, "draft", "medium", seed=seed, dtype=dtype, same=same)
     real = Real(decoders, log=log, **random)
     return real.run(module.decode(parameters, prompt, tokens, **more), tokens)
@@ -340,10 +340,10 @@ def test_random_draws_are_uniform_and_distinct() -> None:
     """Over purposes, positions, sequences, repeats and replications. Independent draws exceed the bound for one seed in a million
     (Dvoretzky, Kiefer, Wolfowitz; Massart's constant); and no two keys share a number.
     """
-    luck, purposes = Luck(11), ("target: sample", "draft: sample", "test", "residual")
-    numbers = [luck.draw(purpose, position, number) for purpose in purposes for position in range(250) for number in (0, 1)]
-    numbers += [luck.draw("test", 3) for _ in range(2000)]
-    numbers += [Luck(seed, replication).draw("test", 3) for seed in range(2) for replication in range(2000)]
+    random_draws, purposes = RandomDraws(11), ("target: sample", "draft: sample", "test", "residual")
+    numbers = [random_draws.draw(purpose, position, number) for purpose in purposes for position in range(250) for number in (0, 1)]
+    numbers += [random_draws.draw("test", 3) for _ in range(2000)]
+    numbers += [RandomDraws(seed, replication).draw("test", 3) for seed in range(2) for replication in range(2000)]
     count = len(numbers)
     assert len({*numbers}) == count == 8000
     uniform = np.arange(count) / count
@@ -368,7 +368,7 @@ def test_sampled_speculative_decoding_has_the_targets_distribution() -> None:
     seen = dict.fromkeys(exact, 0)
     trials = 1500
     for number in range(trials):
-        real = Real(decoders, sampling=sampling, luck=Luck(7, number))
+        real = Real(decoders, sampling=sampling, random_draws=RandomDraws(7, number))
         a, b = real.run(speculative.decode(parameters, prompt, 2), 2).tokens
         seen[a, b] += 1
     counted = np.array([[seen[pair], chance * trials] for pair, chance in exact.items() if chance * trials >= 5])
@@ -377,7 +377,7 @@ def test_sampled_speculative_decoding_has_the_targets_distribution() -> None:
     assert chisquare(table[:, 0], table[:, 1] * table[:, 0].sum() / table[:, 1].sum()).pvalue > 1e-3
 
 
-class Scripted(Luck):
+class Scripted(RandomDraws):
     """Given random numbers in order, then 0.5; `asked` has the key of each draw."""
 
     def __init__(self, *numbers: float) -> None:
@@ -406,8 +406,8 @@ def test_random_draws_decide_exactly_at_their_bounds() -> None:
     p, q = (sampling.law(real_models.logits(each, prompt).numpy()) for each in (full, decoders["draft"].full))
 
     def decided(*numbers: float) -> tuple[list[int], list[tuple[str, int, int]]]:
-        luck = Scripted(*numbers)
-        return Real(decoders, sampling=sampling, luck=luck).run(speculative.decode(parameters, prompt, 2), 2).tokens, luck.asked
+        random_draws = Scripted(*numbers)
+        return Real(decoders, sampling=sampling, random_draws=random_draws).run(speculative.decode(parameters, prompt, 2), 2).tokens, random_draws.asked
 
     drafted, residual = shares(q), shares(np.maximum(p - q, 0))
     doubtful = sorted((token for token in drafted if p[token] < q[token]), key=lambda token: abs(p[token] / q[token] - 0.5))[:2]
@@ -435,7 +435,7 @@ def test_random_draws_decide_exactly_at_their_bounds() -> None:
 def test_draws_are_keyed_by_position_and_sequence_of_the_next_token() -> None:
     """Sequences 3 and 1 of a batch are at unequal positions, and share no draws."""
     decoders = real_models.decoders("llama")
-    luck = Scripted(0.25, 0.75)
+    random_draws = Scripted(0.25, 0.75)
     found: list[Any] = []
 
     def steps() -> Any:
@@ -447,9 +447,9 @@ def test_draws_are_keyed_by_position_and_sequence_of_the_next_token() -> None:
             found.append((yield Read("uniform", both, offset)))
         yield Commit("token", (1,))
 
-    Real(decoders, luck=luck).run(steps(), 1)
+    Real(decoders, random_draws=random_draws).run(steps(), 1)
     assert found == [0.25, 0.75]
-    assert [each[1:] for each in luck.asked] == [(4, 3), (3, 1)]
+    assert [each[1:] for each in random_draws.asked] == [(4, 3), (3, 1)]
 
 
 @pytest.mark.parametrize(
@@ -473,16 +473,16 @@ def test_forced_tokens_are_mapped_into_the_vocabulary(module: Any, parameters: A
 
 def test_sampled_outputs_depend_on_the_seed_only() -> None:
     parameters = speculative.Parameters(LAYERS, 3, sampled=True, **SMALL)
-    outputs = [run("llama", speculative, parameters, [3, 4], 20, luck=Luck(seed)).tokens for seed in (1, 1, 2)]
+    outputs = [run("llama", speculative, parameters, [3, 4], 20, random_draws=RandomDraws(seed)).tokens for seed in (1, 1, 2)]
     assert outputs[0] == outputs[1] != outputs[2]
 
 
 def test_sampled_ppd_draws_what_plain_sampling_draws() -> None:
     """Final tokens use the same random draws for any early predictions: Appendix B of the paper."""
-    plain = run("llama", autoregressive, autoregressive.Parameters(LAYERS, sampled=True), [3, 4], 16, luck=Luck(3)).tokens
+    plain = run("llama", autoregressive, autoregressive.Parameters(LAYERS, sampled=True), [3, 4], 16, random_draws=RandomDraws(3)).tokens
     for form, layer in (("literal", 3), ("eager", 3), ("flat", 2), ("nested", 3)):
         parameters = ppd.Parameters(LAYERS, layer, 2, form, sampled=True)
-        assert run("llama", ppd, parameters, [3, 4], 16, luck=Luck(3)).tokens == plain
+        assert run("llama", ppd, parameters, [3, 4], 16, random_draws=RandomDraws(3)).tokens == plain
 
 
 @given(
@@ -670,11 +670,11 @@ def test_offsets_of_reads_count_from_both_ends_of_a_pass(heads: int) -> None:
 
 def test_random_draws_differ_by_purpose_position_sequence_and_repeat() -> None:
     draws = [(purpose, position, number) for purpose in ("a", "b") for position in (3, 4) for number in (0, 1)]
-    first, again = Luck(5), Luck(5)
+    first, again = RandomDraws(5), RandomDraws(5)
     found = [first.draw(*each) for each in (*draws, *draws)]
     assert len({*found}) == len(found)
     assert [again.draw(*each) for each in (*draws, *draws)] == found
-    assert Luck(5, 1).draw("a", 3) != Luck(5, 0).draw("a", 3) != Luck(6, 0).draw("a", 3)
+    assert RandomDraws(5, 1).draw("a", 3) != RandomDraws(5, 0).draw("a", 3) != RandomDraws(6, 0).draw("a", 3)
 
 
 @pytest.mark.parametrize(("after", "cosine"), [([3.0, 4.0], 1.0), ([-3.0, -4.0], 0.0), ([-4.0, 3.0], 0.0), ([4.0, 3.0], 0.96)])

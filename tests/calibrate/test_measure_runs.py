@@ -547,7 +547,7 @@ def test_order_of_measurements_and_content_of_the_file(tmp_path: Path, monkeypat
     whole, models = real_decoding.decode, real_models.decoders("llama", "draft", dtype="float32")
 
     def decode(method: str, own: Any, prompt: Any, tokens: int, settings_: Any, **more: Any) -> Any:
-        said.append((prompt, "log" in more, "times" in more, more["luck"].key, "answers" in more))
+        said.append((prompt, "log" in more, "times" in more, more["random_draws"].key, "answers" in more))
         assert more.get("pool") is None
         return whole(method, own, prompt, tokens, settings_, **more)
 
@@ -569,8 +569,8 @@ def test_order_of_measurements_and_content_of_the_file(tmp_path: Path, monkeypat
              2: "autoregressive, three"}  # fmt: skip
 
     def run(number: int, log: bool = False, times: bool = False) -> tuple[Any, ...]:
-        prompt, luck, forced_ = made_of[number]
-        return prompt, log, times, luck, forced_
+        prompt, random_draws, forced_ = made_of[number]
+        return prompt, log, times, random_draws, forced_
 
     expected: list[Any] = []
     for number in range(3):

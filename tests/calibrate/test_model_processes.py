@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.interpreters.in_one_process import Luck, Real, Sampling
+from calibrate.interpreters.in_one_process import RandomDraws, Real, Sampling
 from calibrate.loading.replicas import Replica
 from calibrate.workers.model_processes import DistantModel, ModelProcesses, OverModels, ProcessError, started
 from model.base.checks import ParameterError
@@ -58,8 +58,8 @@ def models() -> Iterator[ModelProcesses]:
 def test_decoding_equals_that_of_one_process(module: Any, parameters: Any, models: ModelProcesses, decoders: Any) -> None:
     for prompt, tokens in ((PROMPT, 24), ([7], 1)):
         logs: list[list[Answered]] = [[], []]
-        apart = OverModels(models, luck=Luck(5), log=logs[0], record=True, sampling=WARM)
-        alone = Real(decoders, luck=Luck(5), log=logs[1], sampling=WARM)
+        apart = OverModels(models, random_draws=RandomDraws(5), log=logs[0], record=True, sampling=WARM)
+        alone = Real(decoders, random_draws=RandomDraws(5), log=logs[1], sampling=WARM)
         found, want = (each.run(module.decode(parameters, prompt, tokens), tokens) for each in (apart, alone))
         assert found.tokens == want.tokens
         assert logs[0] == logs[1]
@@ -74,7 +74,7 @@ def test_decoding_equals_that_of_one_process(module: Any, parameters: Any, model
 def test_drafts_are_accepted_and_rejected(models: ModelProcesses) -> None:
     """The comparison above needs both. At a high temperature any two models agree now and then."""
     parameters = pearl.Parameters(LAYERS, 3, sampled=True, **SMALL)
-    work = OverModels(models, luck=Luck(5), sampling=WARM).run(pearl.decode(parameters, PROMPT, 48), 48)
+    work = OverModels(models, random_draws=RandomDraws(5), sampling=WARM).run(pearl.decode(parameters, PROMPT, 48), 48)
     assert sum(accepted * times for (accepted, _), times in work.rounds.items())
     assert sum(times for (accepted, drafted), times in work.rounds.items() if accepted < drafted)
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.interpreters.in_one_process import Luck, Real, Sampling
+from calibrate.interpreters.in_one_process import RandomDraws, Real, Sampling
 from calibrate.loading import prompts
 from calibrate.loading.replicas import Replica
 from calibrate.measured_runs import measure_runs
@@ -169,7 +169,7 @@ def test_sampling_reads_and_ends_equal_those_of_one_process(pool: Pool) -> None:
     logs: list[list[Answered]] = [[], []]
     texts = []
     for log, kind in zip(logs, ("processes", "one"), strict=True):
-        more: dict[str, Any] = {"sampling": Sampling(1.5), "luck": Luck(3), "log": log}
+        more: dict[str, Any] = {"sampling": Sampling(1.5), "random_draws": RandomDraws(3), "log": log}
         each: Any = Parallel(pool, **more) if kind == "processes" else Real({"target": pool.decoder}, **more)
         texts.append(each.run(ppd.decode(parameters, [3, 4], 14), 14).tokens)
     assert texts[0] == texts[1]

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrate.decoders import kv_rows as rows_of
-from calibrate.interpreters.in_one_process import Luck, Real, RunTimes, Sampling
+from calibrate.interpreters.in_one_process import RandomDraws, Real, RunTimes, Sampling
 from calibrate.measured_runs import measure_runs
 from calibrate.measured_runs.measure_runs import MeasurementPlan, Wanted
 from calibrate.timing import process_times
@@ -145,13 +145,13 @@ def test_tokens_are_those_of_the_plain_decoder(parameters: Any, kind: str) -> No
 @given(
     parameters=st.sampled_from(CHOICES), kind=st.sampled_from(["llama", "gpt2", "t5"]), seed=st.integers(0, 3),
     prompt=st.lists(st.integers(0, real_models.VOCABULARY - 1), min_size=1, max_size=6), tokens=st.integers(2, 7),
-    luck=st.integers(0, 99),
+    random_draws=st.integers(0, 99),
 )  # fmt: skip
 @settings(max_examples=examples(12))
 def test_reads_writes_and_releases_are_ordered(
-    parameters: Any, kind: str, seed: int, prompt: list[int], tokens: int, luck: int
+    parameters: Any, kind: str, seed: int, prompt: list[int], tokens: int, random_draws: int
 ) -> None:
-    random = np.random.default_rng(luck)
+    random = np.random.default_rng(random_draws)
     share = random.choice([0.0, 0.5, 1.0])
     device = Device(lambda: bool(random.random() < share))  # the progress of the device is unknown
     decoder = decoder_of(kind, seed)
@@ -227,7 +227,7 @@ def test_sampling_and_reads_equal_those_of_one_process() -> None:
     logs: list[list[Answered]] = [[], []]
     texts = []
     for log in logs:
-        more: dict[str, Any] = {"sampling": Sampling(1.5), "luck": Luck(3), "log": log}
+        more: dict[str, Any] = {"sampling": Sampling(1.5), "random_draws": RandomDraws(3), "log": log}
         decoder = decoder_of("llama")
         each: Any = Streams(Lanes(decoder, 3, Device()), **more) if log is logs[0] else Real({"target": decoder}, **more)
         texts.append(each.run(ppd.decode(parameters, [3, 4], 14), 14).tokens)
@@ -567,7 +567,7 @@ def test_process_on_a_missing_unit_is_refused(unit: int) -> None:
 
 
 def test_options_of_a_run_work_as_on_one_stream() -> None:
-    sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), RunTimes()
-    run = Streams(Lanes(decoder_of("llama"), 1, Device()), sampling=sampling, luck=luck, log=log, times=times)
-    assert (run.sampling, run.luck, run.log, run.times, run.answers, run.recording) == (sampling, luck, log, times, None, False)
+    sampling, random_draws, log, times = Sampling(0.5), RandomDraws(3, 4), list[Any](), RunTimes()
+    run = Streams(Lanes(decoder_of("llama"), 1, Device()), sampling=sampling, random_draws=random_draws, log=log, times=times)
+    assert (run.sampling, run.random_draws, run.log, run.times, run.answers, run.recording) == (sampling, random_draws, log, times, None, False)
     assert [*run.decoders] == ["target"]

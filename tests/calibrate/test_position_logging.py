@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from calibrate.commands.calibrate_app import app
 from calibrate.decode import position_logging as logging
 from calibrate.decode import rate_tables
-from calibrate.interpreters.in_one_process import Luck, Real, Sampling
+from calibrate.interpreters.in_one_process import RandomDraws, Real, Sampling
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.simulated_answers import DraftOutcomes, World
@@ -214,7 +214,7 @@ def test_sampled_drafts_are_accepted_at_the_rate_of_the_log() -> None:
     first = table.filter(pl.col("position") == 0)["overlap"].to_numpy()
     assert np.ptp(first) < 1e-6  # the same prompt has the same distributions
     accepted = [
-        Real(decoders, sampling=sampling, luck=Luck(5, number))
+        Real(decoders, sampling=sampling, random_draws=RandomDraws(5, number))
         .run(speculative.decode(speculative.Parameters(LAYERS, 1, sampled=True, draft_layers=2), PROMPTS[0], 2), 2)
         .committed[0]
         .tokens
@@ -228,7 +228,7 @@ def test_sampled_sequences_equal_plain_decoding_with_the_same_draws() -> None:
     sampling = Sampling(temperature=0.8, top_k=9)
     sequences = made(sampling=sampling).table.partition_by("prompt", maintain_order=True)
     for number, rows in enumerate(sequences):
-        real = Real(kin(), sampling=sampling, luck=Luck(0, number))
+        real = Real(kin(), sampling=sampling, random_draws=RandomDraws(0, number))
         steps = autoregressive.decode(autoregressive.Parameters(LAYERS, sampled=True), PROMPTS[number], TOKENS)
         assert real.run(steps, TOKENS).tokens == rows["token"].to_list()
 

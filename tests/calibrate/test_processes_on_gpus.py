@@ -47,8 +47,8 @@ def on_gpus(kind: str = "llama", seed: int = 0) -> Replica:
 
 @pytest.fixture
 def cuda() -> Iterator[Cuda]:
-    luck = random.Random(0)  # the progress of the GPUs is unknown
-    with pytest.MonkeyPatch.context() as patch, standing_in(patch, lambda: luck.random() < 0.5) as found:
+    random_draws = random.Random(0)  # the progress of the GPUs is unknown
+    with pytest.MonkeyPatch.context() as patch, standing_in(patch, lambda: random_draws.random() < 0.5) as found:
         yield found
 
 

@@ -17,7 +17,7 @@ from calibrate.commands.calibrate_app import app
 from calibrate.decode import decode_report, real_decoding
 from calibrate.decoders import transformers_adapter
 from calibrate.family import exit_heads, model_directory
-from calibrate.interpreters.in_one_process import Luck, Sampling
+from calibrate.interpreters.in_one_process import RandomDraws, Sampling
 from calibrate.loading import load_models
 from model.base.checks import ParameterError
 from model.logs import read_log
@@ -673,7 +673,7 @@ def test_document_has_all_options_and_results(
     assert (kept.seed, kept.sampling, kept.versions) == (4, said["sampling"], VERSIONS)
     assert kept.names == tuple(each["prompt"] for each in said["sequences"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", kept.date)
-    law_of = {"sampling": Sampling(1.5, 7, 0.9), "luck": Luck(4, 1)}
+    law_of = {"sampling": Sampling(1.5, 7, 0.9), "random_draws": RandomDraws(4, 1)}
     again = real_decoding.decode("autoregressive", {"target": decoders["target"]}, [0, 1, 2], 9, {"sampled": True}, **law_of)
     assert [*again.tokens] == second
     lines = on_processor("autoregressive", "--model", "big", "--tokens", "2", "--prompts", str(path)).stdout

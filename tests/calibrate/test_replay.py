@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calibrate.decode import real_decoding
-from calibrate.interpreters.in_one_process import Luck, Sampling
+from calibrate.interpreters.in_one_process import RandomDraws, Sampling
 from model.base.checks import ParameterError
 from model.costs.layer_times import UnitCost
 from model.interpret.interpreter import count
@@ -129,7 +129,7 @@ def test_a_run_is_played_again(
     choice: tuple[str, dict[str, Any]], prompt: list[int], tokens: int, seed: int, stop: tuple[int, ...]
 ) -> None:
     method, table = choice
-    same(record("llama", method, table, prompt, tokens, seed=seed, sampling=Sampling(0.5), luck=Luck(seed), stop=stop))
+    same(record("llama", method, table, prompt, tokens, seed=seed, sampling=Sampling(0.5), random_draws=RandomDraws(seed), stop=stop))
 
 
 ALL = {
@@ -152,7 +152,7 @@ def test_every_method_on_every_architecture(method: str, kind: str) -> None:
 
 @pytest.mark.parametrize("method", ALL)
 def test_costs_move_the_clock_and_nothing_else(method: str) -> None:
-    """Heads and wide passes take time: other latencies, the same passes."""
+    """Heads and multi-token passes take time: other latencies, the same passes."""
     found = record("llama", method, ALL[method], [3, 4, 5], 10, seed=2)
     dear = UnitCost(LAYERS, final_head=1.0, cost_ratio=0.2, medium_cost_ratio=0.5, verify_cost=((1, 1.0), (64, 3.0)))
     assert played(found, cost=dear).latency > played(found).latency
@@ -167,7 +167,7 @@ def test_plain_decoding_takes_what_the_theorem_says() -> None:
 
 
 def test_predictions_that_match_save_what_theorem_4_1_says() -> None:
-    """d l - (d - d') matches, behind the prompt's pass."""
+    """d l - (d - d') matches, after the prompt's pass."""
     found = record("llama", "ppd", {"exit_layer": 3, "candidates": 2}, [3, 4, 5], 20, seed=1)
     # The last token's match comes too late to save anything.
     saved = sum(commit.kind == "match" for commit in found.commits[:-1])
@@ -184,7 +184,7 @@ def test_the_nested_form_asks_more_of_a_clock_on_which_its_processes_come_furthe
 
 
 def test_a_process_that_is_stopped_before_it_starts_makes_no_pass() -> None:
-    """Eager, exit behind the last layer: the main process knows at once what its sub-processes were to find out."""
+    """Eager, exit after the last layer: the main process already knows what its sub-processes would find."""
     found = record("llama", "ppd", {"exit_layer": LAYERS, "candidates": 2, "form": "eager"}, [3, 4, 5], 8)
     same(found)
     matches = sum(commit.kind == "match" for commit in found.commits[:-1])
@@ -196,7 +196,7 @@ def test_a_process_that_is_stopped_before_it_starts_makes_no_pass() -> None:
 # --- what must be seen to fail ---
 
 
-def test_a_read_that_nobody_logged_is_named() -> None:
+def test_missing_reads_are_named() -> None:
     found = record("llama", "speculative", {"draft_length": 3}, [3, 4, 5], 10)
     for number, left_out in itertools.islice(enumerate(found.reads), 5):
         rest = [*found.reads[:number], *found.reads[number + 1 :]]
@@ -272,7 +272,7 @@ def test_a_log_says_all_that_a_run_did(
     same(again)
 
 
-def test_a_log_of_several_texts_keeps_them_apart(tmp_path: Path) -> None:
+def test_log_of_several_sequences_keeps_them_separate(tmp_path: Path) -> None:
     decodings = tuple(record("llama", "speculative", {"draft_length": 3}, [prompt], 6) for prompt in (3, 4, 5))
     log = DecisionLog(decodings, ("a", "b", "c"), {}, None, 0, "2026-01-01", {"torch": "2"})
     again = read_log.load(read_log.save(log, tmp_path / "own.json"))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibrate.interpreters.in_one_process import Luck, Real, RunTimes, Sampling
+from calibrate.interpreters.in_one_process import RandomDraws, Real, RunTimes, Sampling
 from calibrate.untested_on_gpu import gpu_ordering
 from calibrate.workers import over_processes, worker_loop
 from calibrate.workers.over_processes import GONE, Parallel, _UnitProcess
@@ -352,9 +352,9 @@ def test_sub_process_emits_after_its_ancestors_end(three: Any) -> None:
 
 
 def test_options_of_a_run_work_as_in_one_process(three: Any) -> None:
-    sampling, luck, log, times = Sampling(0.5), Luck(3, 4), list[Any](), RunTimes()
-    run = Parallel(three, sampling=sampling, luck=luck, log=log, times=times, record=True)
-    assert (run.sampling, run.luck, run.log, run.times, run.answers) == (sampling, luck, log, times, None)
+    sampling, random_draws, log, times = Sampling(0.5), RandomDraws(3, 4), list[Any](), RunTimes()
+    run = Parallel(three, sampling=sampling, random_draws=random_draws, log=log, times=times, record=True)
+    assert (run.sampling, run.random_draws, run.log, run.times, run.answers) == (sampling, random_draws, log, times, None)
     run.run(forked(whole(2, (5,))), 1)
     assert [*run.decoders] == ["target"]
     assert Parallel(three).recording is False

@@ -202,11 +202,11 @@ def assert_same_where_predicted(found: Work, want: Work, heads: tuple[str, ...] 
             assert near(getattr(totals, name), getattr(want.of[role], name)), (role, name)
 
 
-def world_of(module: Any, parameters: Any, layers: int, luck: dict[str, list[bool]]) -> World:
+def world_of(module: Any, parameters: Any, layers: int, random_draws: dict[str, list[bool]]) -> World:
     longest = parameters.longest_draft
     lengths = {
         name: ByPosition(np.array(row, float)).survivors(iter([np.full((len(row), 1), 0.5)]), longest)[:, 0].tolist()
-        for name, row in luck.items()
+        for name, row in random_draws.items()
     }
     return World(1, layers, drafts={role: DraftOutcomes(of, lengths[name]) for role, (of, name) in parameters.IMITATES.items()})
 

@@ -578,8 +578,8 @@ def test_only_the_policy_confidence_needs_confidence_outcomes() -> None:
 
 def test_simulated_doubts_follow_the_draws() -> None:
     case = cases.resolve(tables("confidence", confidence=DOUBT))
-    luck = np.concatenate([tile[:, :3].copy() for tile in random_streams.tiles(0, "confidence", 0, 8)])
-    for world, coin in zip(evaluation.worlds_of(case, 0, 3), luck.T, strict=True):
+    random_draws = np.concatenate([tile[:, :3].copy() for tile in random_streams.tiles(0, "confidence", 0, 8)])
+    for world, coin in zip(evaluation.worlds_of(case, 0, 3), random_draws.T, strict=True):
         assert [code & 1 for code in world.doubts] == (coin < 0.7).astype(int).tolist()
         assert [code >> 1 for code in world.doubts] == (coin < 0.1).astype(int).tolist()
     world = World(1, 4, doubts=[0, 1, 2, 3])

@@ -93,8 +93,8 @@ def test_all_views_agree_at_position_dependent_costs(
 @pytest.mark.parametrize("form", FORMS)
 def test_long_paths_equal_the_simulator(form: str) -> None:
     """Across tiles, with drafts of several lengths one after another."""
-    parameters, tokens, luck = choice(form, 4), 80, np.random.default_rng(3)
-    decisions = luck.choice(3, size=(6, tokens - 1), p=[0.75, 0.1, 0.15]).astype(np.uint8)
+    parameters, tokens, random_draws = choice(form, 4), 80, np.random.default_rng(3)
+    decisions = random_draws.choice(3, size=(6, tokens - 1), p=[0.75, 0.1, 0.15]).astype(np.uint8)
     tiles = (decisions[:, start : start + 7].T for start in range(0, tokens - 1, 7))
     tally = segments(parameters, tokens, tiles, prices(parameters, ALL_DIFFER, tokens), len(decisions))
     runs = [played(parameters, tokens, ALL_DIFFER, tuple(row.tolist())) for row in decisions]

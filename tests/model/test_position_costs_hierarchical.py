@@ -95,9 +95,9 @@ ALL_DIFFER = growing(LAYERS, draft=0.2, medium=0.6, prompt=7, batch=3, link=0.4,
 def test_paths_equal_the_simulator(
     parameters: Parameters, cost: PassSeconds, tokens: int, seed: int, large: float, medium: float
 ) -> None:
-    luck = np.random.default_rng(seed).random((4, 2, tokens - 1)) < np.array([large, medium])[:, None]
-    runs = [played(parameters, tokens, cost, survivors(tuple(a)), tuple(b)) for a, b in luck.tolist()]
-    times, held = walked(parameters, tokens, cost, luck)
+    random_draws = np.random.default_rng(seed).random((4, 2, tokens - 1)) < np.array([large, medium])[:, None]
+    runs = [played(parameters, tokens, cost, survivors(tuple(a)), tuple(b)) for a, b in random_draws.tolist()]
+    times, held = walked(parameters, tokens, cost, random_draws)
     np.testing.assert_allclose(times, [run.latency for run in runs], rtol=1e-12)
     np.testing.assert_allclose(held, [run.busy for run in runs], rtol=1e-12)
     slowest, busiest = theory.slowest(parameters, tokens, cost)

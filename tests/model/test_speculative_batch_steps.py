@@ -61,8 +61,8 @@ CHOICES = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-def choice(luck: Sequence[Sequence[int]], batch: int, **more: Any) -> Parameters:
-    return Parameters(LAYERS, sequences=batch, batching="static", lengths=tuple(map(len, luck)), **{"draft_length": 2} | more)
+def choice(random_draws: Sequence[Sequence[int]], batch: int, **more: Any) -> Parameters:
+    return Parameters(LAYERS, sequences=batch, batching="static", lengths=tuple(map(len, random_draws)), **{"draft_length": 2} | more)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=9), CHOICES, st.integers(1, 3))
@@ -76,23 +76,23 @@ def test_a_batch_of_one_sequence_is_that_sequence(survivors: list[int], more: di
 
 @given(LUCK, CHOICES, st.integers(1, 5), st.data())
 def test_a_sequence_is_independent_of_its_batch(
-    luck: list[list[int]], more: dict[str, Any], batch: int, data: st.DataObject
+    random_draws: list[list[int]], more: dict[str, Any], batch: int, data: st.DataObject
 ) -> None:
     """Its tokens, its rounds and their accepted lengths; also with separate prompts of any length."""
-    prompts = data.draw(st.none() | st.lists(st.integers(1, 4), min_size=len(luck), max_size=len(luck)))
-    lengths = [1] * len(luck) if prompts is None else prompts
+    prompts = data.draw(st.none() | st.lists(st.integers(1, 4), min_size=len(random_draws), max_size=len(random_draws)))
+    lengths = [1] * len(random_draws) if prompts is None else prompts
     own = [] if prompts is None else [range(length) for length in prompts]
-    answers = together([world(survivors, length) for survivors, length in zip(luck, lengths, strict=True)])
-    parameters = choice(luck, batch, **more)
-    steps = speculative.decode(parameters, [0], max(map(len, luck)), prompts=own)
-    found = interpreter.count(steps, answers, parameters.outputs_of(max(map(len, luck))))
-    assert len(found.tokens) == sum(map(len, luck))
-    for number, (survivors, length) in enumerate(zip(luck, lengths, strict=True)):
+    answers = together([world(survivors, length) for survivors, length in zip(random_draws, lengths, strict=True)])
+    parameters = choice(random_draws, batch, **more)
+    steps = speculative.decode(parameters, [0], max(map(len, random_draws)), prompts=own)
+    found = interpreter.count(steps, answers, parameters.outputs_of(max(map(len, random_draws))))
+    assert len(found.tokens) == sum(map(len, random_draws))
+    for number, (survivors, length) in enumerate(zip(random_draws, lengths, strict=True)):
         steps = speculative.decode(Parameters(LAYERS, **more), range(length), len(survivors))
         alone = interpreter.count(steps, world(survivors, length), len(survivors))
         mine = [each for each in found.committed if each.sequence in (number, None)]
         assert [each._replace(sequence=None) for each in mine] == alone.committed
-        if len(luck) > 1:
+        if len(random_draws) > 1:
             assert found.sequences[number] == alone.tokens == [*range(length, length + len(survivors))]
 
 
@@ -107,11 +107,11 @@ def rounds_of(survivors: Sequence[int], gamma: int) -> list[tuple[int, int, int]
 
 
 @given(LUCK, CHOICES, st.integers(1, 5))
-def test_passes_cover_all_remaining_sequences(luck: list[list[int]], more: dict[str, Any], batch: int) -> None:
+def test_passes_cover_all_remaining_sequences(random_draws: list[list[int]], more: dict[str, Any], batch: int) -> None:
     """Compared with a plain loop over the rounds of the sequences, one batch after another."""
     gamma, want = more["draft_length"], []
-    for start in range(0, len(luck), batch):
-        group = {start + index: rounds_of(own, gamma) for index, own in enumerate(luck[start : start + batch])}
+    for start in range(0, len(random_draws), batch):
+        group = {start + index: rounds_of(own, gamma) for index, own in enumerate(random_draws[start : start + batch])}
         drafts = 0
         for number in range(max(map(len, group.values()))):
             here = {text: rounds[number] for text, rounds in group.items() if number < len(rounds)}
@@ -123,8 +123,8 @@ def test_passes_cover_all_remaining_sequences(luck: list[list[int]], more: dict[
                 again = behind and not index
                 want.append(("draft", 1 + again, [*here], [at + index - again for at in places], 1))
             want.append(("target", drafts + 1, [*here], places, drafts + 1))
-    answers = together([world(own) for own in luck])
-    made = steps_of(speculative.decode(choice(luck, batch, **more), [0], max(map(len, luck))), answers)
+    answers = together([world(own) for own in random_draws])
+    made = steps_of(speculative.decode(choice(random_draws, batch, **more), [0], max(map(len, random_draws))), answers)
     passes = [each for each in made if isinstance(each, Forward)]
     found = []
     for each in passes:
@@ -143,9 +143,9 @@ def test_two_sequences_by_hand() -> None:
     The first accepts all three tokens of its first draft, the second one, so that both read two tokens at different positions. Then
     the second sequence ends, and the first continues alone.
     """
-    luck = [[2, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0]]
+    random_draws = [[2, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0]]
     steps = speculative.decode(Parameters(LAYERS, 2, sequences=2, batching="static", lengths=(7, 4)), [0], 7)
-    made = steps_of(steps, together([world(own) for own in luck]))
+    made = steps_of(steps, together([world(own) for own in random_draws]))
     passes = [
         (each.role, each.tokens, each.at, each.batch.sequences, () if each.batch.aligned else each.batch.positions)
         for each in made if isinstance(each, Forward) and each.batch
@@ -170,9 +170,9 @@ def test_two_sequences_by_hand() -> None:
 
 
 def test_sequences_leave_at_a_stop_token() -> None:
-    luck = [[2, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
+    random_draws = [[2, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]]
     steps = speculative.decode(Parameters(LAYERS, 2, sequences=2, batching="static"), [0], 6, stop=(2,))
-    made = steps_of(steps, together([world(own) for own in luck]))
+    made = steps_of(steps, together([world(own) for own in random_draws]))
     commits = [each for each in made if isinstance(each, Commit)]
     assert [(each.sequence, each.tokens) for each in commits] == [(0, (1, 2)), (1, (1,)), (1, (2,))]
     assert [each.batch.sequences for each in made if isinstance(each, Forward) and each.batch][-1] == (1,)

@@ -353,10 +353,10 @@ def test_simulated_time_equals_the_reference(drawn: tuple[early_exit.Parameters,
 
 
 def test_replications_are_independent() -> None:
-    luck = np.random.default_rng(3)
+    random_draws = np.random.default_rng(3)
     for fill, cost in itertools.product(early_exit.FILLS, (COST, UnitCost(4, propagation=0.25, verify_cost=CURVE))):
         choice = leave(fill=fill, measure="state", lengths=(6, 2), sequences=1, batching="static")
-        each = luck.integers(1, 5, size=(5, 2, 6))
+        each = random_draws.integers(1, 5, size=(5, 2, 6))
         table = np.stack([rows.T.reshape(-1) for rows in each], axis=1).astype(np.uint16)
         times = decodings(choice, 6, iter([table[:5], table[5:]]), cost, 5)
         assert near(times, [reference(rows.tolist(), choice, cost) for rows in each])
@@ -388,9 +388,9 @@ def test_means_equal_enumeration_of_all_outcomes(
     law = Depths(np.array([*weights, 5]) / (sum(weights) + 5), batch)
     cost = UnitCost(3, early_head=0.5, final_head=1.0, propagation=0.25, state_check=0.125, verify_cost=((1, 3.0), (4, 4.5)))
     mean = square = 0.0
-    for luck in itertools.product(range(1, 4), repeat=tokens * batch):
-        chance = math.prod(float(law.pmf[depth - 1]) for depth in luck)
-        time = reference([list(luck[text::batch]) for text in range(batch)], choice, cost) if chance else 0.0
+    for random_draws in itertools.product(range(1, 4), repeat=tokens * batch):
+        chance = math.prod(float(law.pmf[depth - 1]) for depth in random_draws)
+        time = reference([list(random_draws[text::batch]) for text in range(batch)], choice, cost) if chance else 0.0
         mean, square = mean + chance * time, square + chance * time * time
     found = moments(choice, tokens, law, cost)
     assert near(found[0], mean)

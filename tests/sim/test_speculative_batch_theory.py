@@ -45,10 +45,10 @@ COSTS: tuple[StepCosts, ...] = COST, WIDE, growing(LAYERS, draft=0.3, link=0.25,
 DEEPER = COST, WIDE, growing(LAYERS, draft=0.3, smaller_layers=2, link=0.25, prompt=3)
 
 
-def played(parameters: Parameters, luck: Sequence[Sequence[int]], cost: StepCosts, **more: Any) -> Run:
+def played(parameters: Parameters, random_draws: Sequence[Sequence[int]], cost: StepCosts, **more: Any) -> Run:
     """The simulator on sequences with these numbers of accepted tokens from each position."""
-    tokens = max(parameters.lengths or (len(luck[0]),))
-    answers = together([World(1, LAYERS, drafts={"draft": DraftOutcomes("target", own)}) for own in luck])
+    tokens = max(parameters.lengths or (len(random_draws[0]),))
+    answers = together([World(1, LAYERS, drafts={"draft": DraftOutcomes("target", own)}) for own in random_draws])
     steps = algorithm.decode(parameters, [0], tokens)
     return simulate(steps, parameters.outputs_of(tokens), Cluster(parameters.units), cost, answers, **more)
 
@@ -66,17 +66,17 @@ LUCK = st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max
 
 @settings(deadline=None, max_examples=60)
 @given(LUCK, st.integers(0, 5), st.integers(1, 5), st.sampled_from(COSTS), st.booleans())
-def test_events_equal_paths(luck: list[list[bool]], gamma: int, batch: int, cost: StepCosts, separate: bool) -> None:
-    lengths = tuple(map(len, luck))
+def test_events_equal_paths(random_draws: list[list[bool]], gamma: int, batch: int, cost: StepCosts, separate: bool) -> None:
+    lengths = tuple(map(len, random_draws))
     placement = "separate" if separate else "colocated"
     parameters = Parameters(LAYERS, gamma, sequences=batch, batching="static", lengths=lengths, placement=placement)
-    run = played(parameters, [survivors(own) for own in luck], cost)
+    run = played(parameters, [survivors(own) for own in random_draws], cost)
 
     def outcomes(own: list[bool]) -> Any:
         return ((lambda place, one=one: np.full(place.size, one)) for one in own)
 
-    each = [outcomes(own) for own in luck]
-    tally = paths.walk(parameters, max(lengths), cost, each if len(luck) > 1 else each[0])
+    each = [outcomes(own) for own in random_draws]
+    tally = paths.walk(parameters, max(lengths), cost, each if len(random_draws) > 1 else each[0])
     assert len({*tally.time.tolist()}) == len({*tally.busy.tolist()}) == 1
     found, want = [tally.time[0], tally.busy[0], tally.operations[0]], [run.latency, run.busy]
     assert near(found, [*want, operations(parameters, cost, run.rounds, run.account)], 0.0 if cost.uniform else 1e-12)
@@ -86,7 +86,7 @@ def test_events_equal_paths(luck: list[list[bool]], gamma: int, batch: int, cost
     for (accepted, _), count in run.rounds.items():
         lengths_of[accepted] += count
     assert tally.accepted.tolist() == [count * tally.time.size for count in lengths_of]
-    layered = played(parameters, [survivors(own) for own in luck], cost, per_layer=True)
+    layered = played(parameters, [survivors(own) for own in random_draws], cost, per_layer=True)
     assert near(layered.latency, run.latency, 1e-12)
 
 
@@ -199,8 +199,8 @@ def test_mean_equals_enumeration_of_all_outcomes(
         chance = math.prod(rate if one else 1 - rate for one in flat)
         if not chance:
             continue
-        luck = [survivors([*own, False]) for own in all_luck]
-        run = played(parameters, luck, cost)
+        random_draws = [survivors([*own, False]) for own in all_luck]
+        run = played(parameters, random_draws, cost)
         drafted = sum(count * times for (_, count), times in run.rounds.items())
         arithmetic = operations(parameters, cost, run.rounds, run.account)
         square = run.latency**2
