@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-def save(path: Path, said: Mapping[str, Any], table: pl.DataFrame) -> Path:
+def save(path: Path, header: Mapping[str, Any], table: pl.DataFrame) -> Path:
     """Write a JSON file and its table into the same folder, both or neither; return the path of the JSON file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = path.with_name(f"{path.name.removesuffix('.json')}.parquet")
     with whole_files.beside(data) as content, whole_files.whole(path) as about:
         table.write_parquet(content, statistics=False)
         digest = hashlib.sha256(content.read_bytes()).hexdigest()
-        about.write_text(strict_json.dumps({**said, "sha256": digest}, indent=1) + "\n", encoding="utf-8")
+        about.write_text(strict_json.dumps({**header, "sha256": digest}, indent=1) + "\n", encoding="utf-8")
         content.replace(data)
     return path
 
@@ -39,33 +39,33 @@ def load(
     of the key `part`, if any.
     """
     try:
-        said = bounded_files.json_of(bounded_files.read_bytes(path))
+        header = bounded_files.json_of(bounded_files.read_bytes(path))
     except FileNotFoundError:
         raise ParameterError("there is no such file") from None
     except OSError as error:
         raise ParameterError(f"it cannot be read: {error.strerror or error}") from None
     except ValueError as error:
         raise ParameterError(f"it cannot be read as JSON: {str(error).splitlines()[0]}") from None
-    if not isinstance(said, dict) or "schema_version" not in said:
+    if not isinstance(header, dict) or "schema_version" not in header:
         raise ParameterError(f"it is not {what}: schema_version is missing")
-    if said["schema_version"] != version:
-        found = said["schema_version"]
-        earlier = isinstance(found, int) and not isinstance(found, bool) and 0 < found < version
-        whose = f", of an earlier version of decodesim, whose keys had other names; {again}" if earlier else f"; {again}"
-        raise ParameterError(f"schema_version must be {version}, got {checks.shown(found)}{whose}")
-    if part is not None and "part" in said and said["part"] != part:  # checked first: other parts have other keys
-        raise ParameterError(f"part must be {part!r}, got {checks.shown(said['part'])}: it is {what} of another kind")
+    if header["schema_version"] != version:
+        other = header["schema_version"]
+        earlier = isinstance(other, int) and not isinstance(other, bool) and 0 < other < version
+        remedy = f", of an earlier version of decodesim, whose keys had other names; {again}" if earlier else f"; {again}"
+        raise ParameterError(f"schema_version must be {version}, got {checks.shown(other)}{remedy}")
+    if part is not None and "part" in header and header["part"] != part:  # checked first: other parts have other keys
+        raise ParameterError(f"part must be {part!r}, got {checks.shown(header['part'])}: it is {what} of another kind")
     known = {*keys, "schema_version", "sha256"}
-    for key in sorted(known ^ {*said}):
+    for key in sorted(known ^ {*header}):
         raise ParameterError(f"{key} is missing" if key in known else f"unknown key {key}; {checks.nearest(key, known)}")
     data = path.with_name(f"{path.name.removesuffix('.json')}.parquet")
     try:
         content = bounded_files.read_bytes(data)
     except OSError:
         raise ParameterError(f"its table {data.name} is missing from the same folder") from None
-    if hashlib.sha256(content).hexdigest() != said["sha256"]:
+    if hashlib.sha256(content).hexdigest() != header["sha256"]:
         raise ParameterError(f"its table {data.name} is not the one that it was written with (sha256); restore both")
     try:
-        return said, bounded_files.read_parquet(content)
+        return header, bounded_files.read_parquet(content)
     except ParameterError as error:  # a damaged table with a correct checksum
         raise ParameterError(f"its table {data.name}: {error}; {again}") from None

@@ -129,7 +129,7 @@ class PassSeconds(StepCosts):
     # --- A pass ---
 
     def parts(self, shape: PassShape, at: ArrayLike = 0) -> Parts:
-        """Time of a pass by part: its layers, its logits if any, and the embedding and engine step if it starts at layer 0."""
+        """Time of a pass by part: layers, logits (if any), embedding (from layer 0), engine step (`PassShape.begins`)."""
         hardware, layers = self.hardware(shape.role), shape.layers
         if layers.last < 0:
             layers = LayerSpan(0, hardware.shape.layers)

@@ -337,31 +337,31 @@ def save(runs: MeasuredRuns, where: str | Path) -> Path:
     path = json_of(where)
     reads = read_log.save(runs.log, _reads_of(path))
     digest = hashlib.sha256(reads.read_bytes()).hexdigest()
-    said = {
+    header = {
         "schema_version": VERSION, "about": dict(runs.about), "columns": dict(UNITS), "rows": runs.table.height,
         "reads_sha256": digest,
     }  # fmt: skip
-    return json_and_parquet.save(path, said, runs.table.select(*UNITS))
+    return json_and_parquet.save(path, header, runs.table.select(*UNITS))
 
 
 def load(where: str | Path) -> MeasuredRuns:
     """Load measured runs from NAME.json. Nothing is imported: methods are only named, and must be known or allowed."""
     path = json_of(where)
     try:
-        said, table = json_and_parquet.load(
+        header, table = json_and_parquet.load(
             path, _KEYS, "a file of measured runs", VERSION, "measure them again with `calibrate run`"
         )
-        typed_values.check(said, _RunsHeader, "")
-        if said["columns"] != dict(UNITS) or [*table.columns] != [*UNITS] or table.height != said["rows"]:
-            raise ParameterError(f"columns must be {', '.join(UNITS)}, with {said['rows']} rows; measure them again")
+        typed_values.check(header, _RunsHeader, "")
+        if header["columns"] != dict(UNITS) or [*table.columns] != [*UNITS] or table.height != header["rows"]:
+            raise ParameterError(f"columns must be {', '.join(UNITS)}, with {header['rows']} rows; measure them again")
         reads = _reads_of(path)
         try:
             content = bounded_files.read_bytes(reads)
         except OSError:
             raise ParameterError(f"its read log {reads.name} is missing from the same folder") from None
-        if hashlib.sha256(content).hexdigest() != said["reads_sha256"]:
+        if hashlib.sha256(content).hexdigest() != header["reads_sha256"]:
             raise ParameterError(f"its read log {reads.name} is not the one that it was written with; restore both")
-        runs = MeasuredRuns(read_log.load(reads), table, said["about"])
+        runs = MeasuredRuns(read_log.load(reads), table, header["about"])
         for number, each in enumerate(runs.log.decodings):
             try:
                 replay.parameters_of(each)

@@ -113,8 +113,8 @@ class PositionLog:
 
     def _check_values(self) -> None:
         """Raise `ParameterError` for columns of a wrong type or shape, and for impossible values."""
-        said = self.said.get("target")
-        layers = said.get("layers") if isinstance(said, Mapping) else None
+        target = self.said.get("target")
+        layers = target.get("layers") if isinstance(target, Mapping) else None
         for name in self.table.columns:
             column = self.table[name]
             values = column.to_numpy() if not column.null_count() else np.array(None)
@@ -249,10 +249,10 @@ def load(where: str | Path) -> PositionLog:
     elif path.suffix != ".json":
         raise ParameterError(f"{checks.unknown('log', str(where), names())}; or give the path of a log's .json")
     try:
-        said, table = json_and_parquet.load(path, _KEYS, "a decision log", VERSION, "log it again", PART)
-        typed_values.check(said, _PositionLogHeader, "")
-        checks.whole("target.layers", said["target"]["layers"], 1, checks.MAX_LAYERS)
-        return PositionLog(table, {name: said[name] for name in _SAID})
+        header, table = json_and_parquet.load(path, _KEYS, "a decision log", VERSION, "log it again", PART)
+        typed_values.check(header, _PositionLogHeader, "")
+        checks.whole("target.layers", header["target"]["layers"], 1, checks.MAX_LAYERS)
+        return PositionLog(table, {name: header[name] for name in _SAID})
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
 

@@ -270,16 +270,16 @@ def load(where: str | Path) -> DecisionLog:
     """Load a log, given the name of either of its files. Nothing is executed: methods are only named."""
     path = json_of(where)
     try:
-        said, table = json_and_parquet.load(path, _KEYS, "a read log", SCHEMA_VERSION, "decode it again")
-        typed_values.check(said, _ReadLogHeader, "")
-        checks.one_of("part", said["part"], PARTS)
-        if said["columns"] != dict(UNITS) or [*table.columns] != [*UNITS] or table.height != said["rows"]:
-            raise ParameterError(f"columns must be {', '.join(UNITS)}, with {said['rows']} rows; decode it again")
-        if said["decodings"]:
-            _check_table(table, len(said["decodings"]))
-        decodings = tuple(_decodings(said["decodings"], table))
-        names = tuple(each["name"] for each in said["decodings"])
-        more = {key: said[key] for key in ("models", "sampling", "seed", "date", "versions", "source")}
+        header, table = json_and_parquet.load(path, _KEYS, "a read log", SCHEMA_VERSION, "decode it again")
+        typed_values.check(header, _ReadLogHeader, "")
+        checks.one_of("part", header["part"], PARTS)
+        if header["columns"] != dict(UNITS) or [*table.columns] != [*UNITS] or table.height != header["rows"]:
+            raise ParameterError(f"columns must be {', '.join(UNITS)}, with {header['rows']} rows; decode it again")
+        if header["decodings"]:
+            _check_table(table, len(header["decodings"]))
+        decodings = tuple(_decodings(header["decodings"], table))
+        names = tuple(each["name"] for each in header["decodings"])
+        more = {key: header[key] for key in ("models", "sampling", "seed", "date", "versions", "source")}
         return DecisionLog(decodings, names, **more)
     except ParameterError as error:
         raise ParameterError(f"{path.name}: {error}") from None
